@@ -10,10 +10,13 @@ import os
 import random
 import struct
 import subprocess
+import sys
+import tempfile
 import time
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from mutations import mutated_bytes, mutated_structure
 from unison.data.service import connections as input_connections
@@ -28,6 +31,8 @@ from unison.runtime.launching import nodes, record_transfer
 from unison.runtime.process_group import software
 from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Place, meet, registered
 
+PROGRAM = Path(__file__).with_name("listeners_program.py")
+
 #: Seconds in which a listener has to serve a rightful client.
 PATIENCE = 2.0
 
@@ -37,15 +42,65 @@ class Running(NamedTuple):
 
     Attributes:
         process: The process.
+        errors: The file with its standard error.
         listeners: Where each listens.
         token: The secret of its elastic job.
         page: The token of its page.
     """
 
     process: subprocess.Popen[str]
+    errors: IO[str]
     listeners: dict[str, str]
     token: str
     page: str
+
+    def ask(self, question: str) -> str:
+        """Returns the process's answer to a line of its input."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{question}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def printed(self) -> str:
+        """Returns its standard error."""
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def failure(self, name: str) -> BaseException | None:
+        """Returns why a listener serves no rightful client, which may retry, as clients do."""
+        failure: BaseException | None = None
+        for _ in range(3):
+            try:
+                LISTENERS[name].is_served(self, self.listeners[name])
+                return None
+            except Exception as error:
+                failure = error
+                assert self.process.poll() is None, self.printed()
+        return failure
+
+
+@contextlib.contextmanager
+def running_listeners() -> Iterator[Running]:
+    """Starts a process with all listeners, and ends it."""
+    folders = [str(PROGRAM.parent), str(PROGRAM.parents[1] / "src")]
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(tempfile.TemporaryFile("w+"))
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        stack.callback(process.stdout.close)
+        stack.callback(process.stdin.close)
+        yield Running(process, errors, **json.loads(process.stdout.readline()))
 
 
 class Listener(NamedTuple):
@@ -344,11 +399,7 @@ def _served_coordination(running: Running, address: str) -> None:
 
 
 def _served_relay(running: Running, address: str) -> None:
-    assert running.process.stdin is not None
-    assert running.process.stdout is not None
-    running.process.stdin.write("relay\n")
-    running.process.stdin.flush()
-    assert running.process.stdout.readline() == "served\n"
+    assert running.ask("relay") == "served"
 
 
 def _served_members(running: Running, address: str) -> None:

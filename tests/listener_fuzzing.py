@@ -14,20 +14,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import socket
 import ssl
 import struct
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 from leaks import Census, census, leaked, settled
-from listener_conversations import LISTENERS, Running, where
+from listener_conversations import LISTENERS, Running, running_listeners, where
 from mutations import mutated_bytes
 from unison.errors import OpError
 from unison.net import proof
@@ -35,8 +30,6 @@ from unison.net.handshake import client_handshake, completed
 from unison.net.proof import ClientProof
 from unison.net.secret import key
 from unison.net.tls import client_context
-
-PROGRAM = Path(__file__).with_name("listeners_program.py")
 
 #: Bytes by which the process may grow.
 MOST_MEMORY = 100 << 20
@@ -224,23 +217,7 @@ class Fuzzing:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Fuzzing:
-        self._errors = self._stack.enter_context(tempfile.TemporaryFile("w+"))
-        folders = [str(PROGRAM.parent), str(PROGRAM.parents[1] / "src")]
-        process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-        )
-        self._stack.callback(process.wait)
-        self._stack.callback(process.kill)
-        assert process.stdout is not None
-        assert process.stdin is not None
-        self._stack.callback(process.stdout.close)
-        self._stack.callback(process.stdin.close)
-        self._running = Running(process, **json.loads(process.stdout.readline()))
+        self._running = self._stack.enter_context(running_listeners())
         for name in LISTENERS:  # what is made once is made by now
             self._look(name)
             for number in range(5):
@@ -281,8 +258,7 @@ class Fuzzing:
         about = self._about(name, first, number)
         found = leaked(before, after, MOST_MEMORY)
         assert not found, f"{about}: {found}"
-        self._errors.seek(0)
-        said = self._errors.read()
+        said = self._running.printed()
         assert "Traceback" not in said, f"{about}: {said[-3000:]}"
         return number - first
 
@@ -295,20 +271,12 @@ class Fuzzing:
                 held.pop(rng.randrange(len(held))).close()
 
     def _look(self, name: str, first: int = 0, end: int = 0) -> None:
-        """Looks whether a rightful client is served; it may have to try again, as clients do."""
-        failure: BaseException | None = None
-        for _ in range(3):
-            try:
-                LISTENERS[name].is_served(self._running, self._running.listeners[name])
-                return
-            except Exception as error:
-                failure = error
-                assert self._running.process.poll() is None, self._about(name, first, end)
-        self._errors.seek(0)
-        raise AssertionError(
+        """Looks whether a rightful client is served."""
+        failure = self._running.failure(name)
+        assert failure is None, (
             f"No rightful client is served, {self._about(name, first, end)}: {failure!r}\n"
-            f"{self._errors.read()[-3000:]}"
-        ) from failure
+            f"{self._running.printed()[-3000:]}"
+        )
 
     def _about(self, name: str, first: int, end: int) -> str:
         return f"{name}, seed {self._seed}, cases {first} to {end - 1}"

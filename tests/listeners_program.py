@@ -1,15 +1,21 @@
 """A process with every listener of Unison, for `listener_fuzzing`.
 
-It prints where they listen as one line of JSON, then serves until its input ends. For each line of
-the input, which names a listener that only this process may connect to, it connects to it and says
-"served" or "not served".
+It prints where they listen as one line of JSON, then serves until its input ends. Each line of the
+input is a question, which it answers with a line:
+
+- "relay" names a listener that only this process may connect to: it connects, and the answer is
+  "served" or "not served".
+- "fail ENOMEM 3" makes the next three attempts to accept a connection fail, and "left" asks for how
+  many of these there have not been: the answer is their number.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import os
 import secrets
 import socket
 import sys
@@ -175,7 +181,8 @@ def relays():
 
     def serve():
         while True:
-            in_thread(send_back, service.accept()[0])
+            with contextlib.suppress(OSError):  # it has no file for one
+                in_thread(send_back, service.accept()[0])
 
     in_thread(serve)
     name = "\0" + of_client.address.removeprefix("unix-abstract:")
@@ -190,22 +197,67 @@ def members(token):
 
     def accept(own):
         while True:
-            found = Meeting(token, FOREVER, lambda: None).accept(own, [CALL], str)
-            for connection in found.values():
-                connection.close()
+            with contextlib.suppress(OSError):  # the process has no file to begin with
+                found = Meeting(token, FOREVER, lambda: None).accept(own, [CALL], str)
+                for connection in found.values():
+                    connection.close()
 
     in_thread(accept, listener)
     in_thread(accept, local)
     return joined_address(*listener.getsockname()), name
 
 
-def reaches_service(name):
-    """Whether this process's client reaches the service through its relay."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(20)
-        client.connect(name)
-        client.sendall(b"question")
-        return client.recv(100) == b"question"
+class Client:
+    """This process's client, which has its next socket already: there may be no file for it."""
+
+    def __init__(self):
+        self._next = socket.socket(socket.AF_UNIX)
+
+    def reaches_service(self, name):
+        """Whether it reaches the service through its relay."""
+        try:
+            with self._next as client:
+                client.settimeout(5)
+                client.connect(name)
+                client.sendall(b"question")
+                return client.recv(100) == b"question"
+        except OSError:
+            return False
+        finally:
+            self._next = socket.socket(socket.AF_UNIX)
+
+
+class FailingAccept:
+    """`socket.accept`, some calls of which fail.
+
+    Attributes:
+        left: How many of the next calls fail.
+        number: The error that they raise.
+    """
+
+    def __init__(self):
+        self.left, self.number = 0, 0
+        accept = socket.socket.accept
+
+        def failing(listener):
+            if self.left:
+                self.left -= 1
+                raise OSError(self.number, os.strerror(self.number))
+            return accept(listener)
+
+        socket.socket.accept = failing
+
+
+def answer(question, found, accepting, client):
+    """Answers a line of the input."""
+    match question.split():
+        case ["fail", name, count]:
+            accepting.number, accepting.left = getattr(errno, name), int(count)
+            return count
+        case ["left"]:
+            return accepting.left
+        case [name]:
+            return "served" if client.reaches_service(found[name]) else "not served"
 
 
 def main():
@@ -231,9 +283,9 @@ def main():
         found["metrics"] = f"127.0.0.1:{port}"
         about = {"listeners": found, "token": token, "page": collector.token}
         print(json.dumps(about), flush=True)
+        accepting, client = FailingAccept(), Client()
         for line in sys.stdin:
-            name = found[line.strip()]
-            print("served" if reaches_service(name) else "not served", flush=True)
+            print(answer(line, found, accepting, client), flush=True)
     for each in relays_kept:
         each.close()
     for each in kept:

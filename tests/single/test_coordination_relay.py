@@ -1,6 +1,7 @@
 """How processes reach JAX's coordination service: who may, and what stays when it is gone."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import socket
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import urllib.parse
 
 import pytest
@@ -23,6 +25,7 @@ from unison.net.listening import listen, listen_locally
 from unison.net.runtime_folder import runtime_folder
 from unison.net.secret import key
 from unison.net.tls import TLS_VARIABLE
+from unison.runtime.liveness import relay
 from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Entrance
 
@@ -148,6 +151,25 @@ def test_a_service_that_does_not_come_ends_the_client():
     with contextlib.closing(relays):
         relays.of_service.close()
         assert ended(relays.client())
+
+
+def test_a_connection_waits_where_the_process_has_no_file_for_the_service(relays, monkeypatch):
+    errors = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)) for _ in range(3)]
+
+    def made(family):
+        if errors:
+            raise errors.pop()
+        return socket.socket(family)
+
+    service = relays.service()
+    namespace = types.SimpleNamespace(socket=made, AF_UNIX=socket.AF_UNIX)
+    monkeypatch.setattr(relay, "socket", namespace)
+    client = relays.client()
+    accepted, _ = service.accept()
+    with accepted:
+        accepted.settimeout(LIMIT)
+        client.sendall(b"question")
+        assert accepted.recv(100) == b"question"
 
 
 def test_who_does_not_know_the_key_does_not_reach_the_service(relays):

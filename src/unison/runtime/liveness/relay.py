@@ -88,11 +88,13 @@ class ServiceRelay:
     def _connected(self) -> socket.socket | None:
         """Connects to the service as soon as it listens; None after the timeout."""
         while not self._is_closed.is_set():
-            service = socket.socket(socket.AF_UNIX)
+            service = None
             try:
+                service = socket.socket(socket.AF_UNIX)
                 service.connect(str(self._path))
-            except OSError:
-                service.close()
+            except OSError:  # it does not listen yet, or this process has no file for it
+                if service is not None:
+                    service.close()
                 if time.monotonic() > self._last:
                     return None
                 self._is_closed.wait(_RETRY_AFTER)
