@@ -104,8 +104,8 @@ def test_nothing_is_left_of_a_command_that_is_killed_and_the_next_goes_on(comman
     second.process.send_signal(signal.SIGTERM)
     assert second.ends() == 128 + signal.SIGTERM
     assert int((job / "state").read_text()) > 0
-    ends = [line for line in second.messages if "has ended with exit code 78" in line]
-    assert len(ends) == 2
+    # A stop is expected to end the workers: it is not said of each.
+    assert not [line for line in second.messages if "has ended with exit code 78" in line]
 
 
 def is_running(pid: int) -> bool:

@@ -34,6 +34,7 @@ from unison.runtime.launching import (
     Start,
     elastic_environments,
 )
+from unison.runtime.launching.distinct_tracebacks import DistinctTracebacks
 from unison.runtime.launching.elastic import Group
 
 #: Seconds for the workers to connect at the start of a job.
@@ -107,11 +108,12 @@ class _Supervision:
             environments = elastic_environments(
                 told, places.listen, options.devices_per_worker, places.cores
             )
+            output = ends.enter_context(contextlib.closing(DistinctTracebacks(self._terminal.show)))
             job = ends.enter_context(
                 ElasticJob(
                     _programs(options, places.script, environments),
                     self._group,
-                    self._terminal.show,
+                    output,
                     self._hear,
                     places.start,
                     Restarts(elastic_options.restarts(options)),
@@ -286,12 +288,14 @@ def _join(options: argparse.Namespace, terminal: Terminal) -> int:
 
     grace = elastic_options.grace(options)
     group: Group = ForeignGroup()
+    output = DistinctTracebacks(terminal.show)
     with (
+        contextlib.closing(output),
         Guard(grace) as guard,
         ElasticJob(
             _programs(options, script_of(options), environments),
             group,
-            terminal.show,
+            output,
             hear,
             functools.partial(ProcessWorker, guard=guard),
             Restarts(elastic_options.restarts(options)),

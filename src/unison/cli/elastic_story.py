@@ -47,6 +47,7 @@ class Story:
         self._now = now
         self._members: Sequence[str] = ()
         self._interrupted_at: float | None = None
+        self._is_stopping = False
 
     def told(self, event: Mapping[str, Any]) -> str | None:
         """Returns the message about an event; None if there is none."""
@@ -62,11 +63,14 @@ class Story:
     def _process_lost(self, event: Mapping[str, Any]) -> str:
         return lost_task(f"worker {event['worker']}", event, self._restarts)
 
-    def _process_ended(self, event: Mapping[str, Any]) -> str:
+    def _process_ended(self, event: Mapping[str, Any]) -> str | None:
+        if self._is_stopping and event["code"] == REGISTER_LOST:
+            return None  # as is expected
         code = f" with exit code {event['code']}" if event["code"] else ""
         return f"worker {event['worker']} has ended{code}"
 
     def _stopping(self, event: Mapping[str, Any]) -> str:
+        self._is_stopping = True
         return "stopping: the workers save what they have (at the second Ctrl-C they are killed)"
 
     def _timeout(self, event: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from unison.net.secret import key, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cores import available_cores
 from unison.runtime.launching import ProcessWorker, Program, RayNodes, Restarts, Room, Start
+from unison.runtime.launching.distinct_tracebacks import DistinctTracebacks
 from unison.runtime.launching.environments import cluster_on_this_machine, with_own_gpus
 from unison.runtime.launching.server_jobs import (
     SERVING,
@@ -177,7 +178,8 @@ def _run(
             arguments, environment["PYTHONPATH"] = ["-u", "-m", SERVING], path
         programs.append(Program(arguments, environment))
     terminal = _TerminalWithTasks(options.no_color, tasks)
-    output = InterruptedOutput(terminal.show)
+    tracebacks = DistinctTracebacks(terminal.show)
+    output = InterruptedOutput(tracebacks)
     restarts = elastic_options.restarts(options)
 
     def hear(event: Mapping[str, Any]) -> None:
@@ -202,6 +204,7 @@ def _run(
             terminal.complain(f"unison run: {error}")
             return 124
     output.end()
+    tracebacks.close()
     if interrupts:
         terminal.complain(f"unison run: interrupted (SIGINT); the {len(tasks)} tasks were ended")
         return 128 + signal.SIGINT

@@ -45,6 +45,7 @@ from unison.runtime.launching import (
     default_workers,
     worker_environments,
 )
+from unison.runtime.launching.distinct_tracebacks import DistinctTracebacks
 from unison.runtime.launching.partners import Partners
 
 #: The exit status of a program that Ctrl-C has ended, as in shells.
@@ -376,11 +377,12 @@ class _Run:
         #: Seconds from the start of the workers to that failure.
         self.lived = 0.0
         if hosts is None:
-            self._output = InterruptedOutput(
+            self._tracebacks = DistinctTracebacks(
                 lambda worker, line: self._terminal.show(first + worker, line)
             )
         else:
-            self._output = InterruptedOutput(lambda _, line: self._terminal.pass_on(line))
+            self._tracebacks = DistinctTracebacks(lambda _, line: self._terminal.pass_on(line))
+        self._output = InterruptedOutput(self._tracebacks)
         self._interrupts = 0
 
     def wait(self, ends: float) -> int:
@@ -396,6 +398,7 @@ class _Run:
                 self.complain(str(error))
                 return _TIMED_OUT
         self._output.end()
+        self._tracebacks.close()
         if self._interrupts:
             count = len(self._programs)
             what = "worker" if self._noun == "worker" else "machine's command"

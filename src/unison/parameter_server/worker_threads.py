@@ -337,7 +337,9 @@ class WorkerThread:
 
 def _error_of(message: Message) -> Exception:
     """Returns the error of a function that has failed on a worker."""
-    text = f"{message['text']}\n\nOn the worker:\n{message['traceback']}"
+    text = message["text"]
+    if message["traceback"]:
+        text += f"\n\nOn the worker:\n{message['traceback']}"
     kind: Any = getattr(errors, message["kind_of_error"], None)
     if isinstance(kind, type) and issubclass(kind, OpError):
         return kind(message=text)

@@ -29,6 +29,7 @@ from unison.parameter_server.messages import operand
 from unison.parameter_server.programs import described
 from unison.parameter_server.store import Request, ServerLostError, Shard, Store, Wanted
 from unison.program.recently_used import RecentlyUsed
+from unison.tracebacks import is_filtering, user_frames
 
 #: The dtype of row indices.
 _INDEX = np.dtype(np.int64)
@@ -188,7 +189,7 @@ class ClosureWorker:
             text=text,
             code=code,
             kind_of_error=type(error).__name__,
-            traceback="".join(traceback.format_exception(error)),
+            traceback=_shown(error),
         )
 
     def _handle(self, message: Message) -> None:
@@ -472,3 +473,14 @@ def _on_host(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
 
 def _loaded(data: np.ndarray) -> Any:
     return jax.jit(export.deserialize(bytearray(data.tobytes())).call)
+
+
+def _shown(error: BaseException) -> str:
+    """Returns the traceback of an error that is raised in another process, as text.
+
+    It has the user's frames only, and no heading: the process that raises it prints one.
+    """
+    if not is_filtering():
+        return "".join(traceback.format_exception(error))
+    frames = traceback.format_list(user_frames(error))
+    return "".join([*frames, *traceback.format_exception_only(error)])

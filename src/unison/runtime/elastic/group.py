@@ -42,6 +42,7 @@ from unison.runtime.elastic.placement import ElasticPlacement
 from unison.runtime.elastic.protocol import (
     REFUSED,
     REGISTER_LOST,
+    STOPPED,
     Ended,
     Interrupted,
     View,
@@ -735,7 +736,7 @@ class ElasticGroup:
         folder = self._environment.folder
         if saves and folder is not None and state is not None and state.can_be_resumed:
             self._save(state, folder)
-        if code:
+        if code and why != STOPPED:
             logger.error("%s ends: %s", self._environment.name, why)
         raise SystemExit(code)
 

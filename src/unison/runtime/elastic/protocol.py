@@ -17,6 +17,9 @@ from typing import Final, NamedTuple
 DONE: Final = 0
 TOO_FEW_WORKERS: Final = 77
 REGISTER_LOST: Final = 78
+
+#: The reason for which the workers end when the user stops the job.
+STOPPED: Final = "the job is stopped"
 REFUSED: Final = 79
 LEFT_BY_NOTICE: Final = 143
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol, Self
 
 from unison.errors import UnavailableError
-from unison.runtime.elastic.protocol import DONE, REGISTER_LOST, TOO_FEW_WORKERS
+from unison.runtime.elastic.protocol import DONE, REGISTER_LOST, STOPPED, TOO_FEW_WORKERS
 from unison.runtime.launching.ends import End, end_of
 from unison.runtime.launching.jobs import Failure
 from unison.runtime.launching.restarts import Restarts
@@ -207,7 +207,7 @@ class ElasticJob:
         if self._stops:
             self._on_event({"event": "stopping"})
         if self._stops or self._outcome or self.failure is not None:
-            self._wind_up("the job is stopped" if self.failure is None else str(self.failure))
+            self._wind_up(STOPPED if self.failure is None else str(self.failure))
         if self.failure is not None:
             return self.failure.exit_code
         if self._outcome is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 
 from unison.runtime.launching import watching
+from unison.runtime.launching.distinct_tracebacks import DistinctTracebacks
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
 from unison.runtime.launching.environments import (
     cluster_on_this_machine,
@@ -22,13 +23,14 @@ from unison.runtime.launching.jobs import Failure, Job
 from unison.runtime.launching.ray_cluster import Room
 from unison.runtime.launching.ray_nodes import RayNodes
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start
+from unison.tracebacks import filter_traceback, is_filtering
 
 #: The module that a worker runs.
 _CALLING = "unison.runtime.launching.calling"
 
 
 class WorkerError(RuntimeError):
-    """A worker of a launched function has failed; the message contains its traceback.
+    """A worker of a launched function has failed; the message contains its error.
 
     Attributes:
         worker: Its index.
@@ -41,6 +43,7 @@ class WorkerError(RuntimeError):
         self.exit_code = exit_code
 
 
+@filter_traceback
 def launch(
     function: Callable[..., Any],
     workers: int | None = None,
@@ -84,7 +87,8 @@ def launch(
         The results of the function, by worker.
 
     Raises:
-        WorkerError: A worker has failed. The message contains its traceback.
+        WorkerError: A worker has failed. The message contains its error, and its traceback if
+            `on_line` is given.
         TimeoutError: Some workers took longer than `timeout`.
         TypeError: The function, an argument or a result cannot be pickled.
         UnavailableError: The Ray cluster cannot be reached, or lacks resources.
@@ -119,7 +123,7 @@ def launch(
             for own, near in zip(environments, cores, strict=True)
         ]
         ended: Callable[[int], None] = _nobody_watches
-        show = on_line or _printed
+        show = on_line or places.enter_context(contextlib.closing(DistinctTracebacks(_printed)))
         if monitor or progress:
             names = [f"worker {index}" for index in range(len(programs))]
             name = getattr(function, "__qualname__", repr(function))
@@ -132,8 +136,9 @@ def launch(
         with Job(programs, show, start=start) as job:
             failure = _outcome(job, timeout, ended)
         if failure is not None:
-            shown = "\n".join(failure.last_lines)
-            raise WorkerError(f"{failure}\n{shown}", failure.worker, failure.exit_code)
+            raise WorkerError(
+                _described(failure, is_printed=on_line is None), failure.worker, failure.exit_code
+            )
         results = job.results()
         for worker, result in enumerate(results):
             if not result:
@@ -155,6 +160,13 @@ def _outcome(job: Job, timeout: float | None, ended: Callable[[int], None]) -> F
         raise
     ended(0 if failure is None else failure.exit_code)
     return failure
+
+
+def _described(failure: Failure, is_printed: bool) -> str:
+    """Returns the message for a failure, with its traceback unless that is printed."""
+    if is_printed and failure.error and is_filtering():
+        return f"{failure}: {failure.error} (its traceback is in the output)"
+    return "\n".join([str(failure), *failure.last_lines])
 
 
 def _nobody_watches(exit_code: int) -> None:

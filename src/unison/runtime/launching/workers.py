@@ -56,10 +56,10 @@ _LAST_WORDS = 0.5
 _OUTPUT_GRACE = 2.0
 
 #: The endings of Python's sentence between the tracebacks of two errors.
-_BETWEEN_ERRORS = ("direct cause of the following exception:", "another exception occurred:")
+BETWEEN_ERRORS = ("direct cause of the following exception:", "another exception occurred:")
 
 #: The error of a worker that has lost another one, however it was propagated.
-_MISSES_ANOTHER = re.compile(
+MISSES_ANOTHER = re.compile(
     r"^(unison\.errors\.|unison\.runtime\.elastic\.group\.)?(UnavailableError|GroupChanged): ",
     re.MULTILINE,
 )
@@ -151,7 +151,7 @@ class Worker(abc.ABC):
         """Returns whether it has failed because another worker is lost."""
         said = "\n".join(self.last_lines())
         is_code = self.exit_code == LOST_ANOTHER
-        return is_code or _MISSES_ANOTHER.search(said) is not None
+        return is_code or MISSES_ANOTHER.search(said) is not None
 
     def last_lines(self) -> list[str]:
         """Returns its last traceback, including chained ones; else its last lines."""
@@ -161,7 +161,7 @@ class Worker(abc.ABC):
             return lines[-10:]
         start = starts.pop()
         # A chained error has both tracebacks, with a sentence between them.
-        while starts and any(line.endswith(_BETWEEN_ERRORS) for line in lines[starts[-1] : start]):
+        while starts and any(line.endswith(BETWEEN_ERRORS) for line in lines[starts[-1] : start]):
             start = starts.pop()
         return lines[start:]
 
