@@ -25,7 +25,11 @@ from collections.abc import Mapping
 from typing import BinaryIO, NoReturn
 
 #: The folder of what Python runs first, in servers too.
-STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+_TESTS = os.path.dirname(os.path.abspath(__file__))
+STARTUP = os.path.join(_TESTS, "startup")
+
+#: The package beside these tests, which an environment may have installed from another checkout.
+_SOURCE = os.path.join(os.path.dirname(_TESTS), "src")
 
 #: Seconds in which a server imports its modules, and forks, on a machine that is busy.
 _SECONDS_TO_IMPORT = 100
@@ -181,7 +185,7 @@ def _server(
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Starts a server; it ends when the connection to it is closed, at this process's end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = {**os.environ, "PYTHONPATH": STARTUP}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([STARTUP, _SOURCE])}
     environment.pop("PYTHONHASHSEED", None)
     environment["OPENBLAS_NUM_THREADS"] = "1"  # which are no threads beside Python's own
     command = [sys.executable, "-c", _SERVING, os.path.dirname(__file__)]
