@@ -131,6 +131,27 @@ def test_a_backend_started_by_the_user_with_fewer_devices_is_refused():
     assert "runs with 1" in line
 
 
+def test_plain_keras_that_computes_before_the_strategy_is_told_to_come_later():
+    body = """
+    import keras
+    import unison
+    import unison.tf as tf
+
+    three = [tf.config.LogicalDeviceConfiguration()] * 3
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], three)
+    {}
+    keras.ops.ones(2) + keras.ops.ones(2)
+    print(raised(unison.MirroredStrategy))
+    """
+    env = {"KERAS_BACKEND": "jax"}
+    (line,) = printed(body.format(""), env)
+    assert line.startswith("BackendStartedError: ")
+    assert "create the strategy or call tf.config.list_logical_devices()" in line
+    assert "UNISON_CPU_DEVICES=3" in line
+    (line,) = printed(body.format("tf.config.list_logical_devices()"), env)
+    assert line == "nothing raised"
+
+
 def test_a_backend_started_by_the_user_with_few_threads_is_refused():
     env = {"JAX_NUM_CPU_DEVICES": "2", "NPROC": "3"}
     (line,) = printed("jax.devices(); print(raised(devices.default_devices))", env)

@@ -134,7 +134,7 @@ def set_logical_cpu_devices(count: int) -> None:
     _check_count(count, "set_logical_cpu_devices(count)")
     if backend_is_started():
         if len(_started_cpu_devices()) != count:
-            raise _too_late_for(count, f"set_logical_cpu_devices({count})")
+            raise _too_late_for(count, f"set_logical_cpu_devices({count})", _SET_FIRST)
     else:
         _agreed_count(dataclasses.replace(_wishes, cpu_devices=count))
     _wishes.cpu_devices = count
@@ -393,16 +393,22 @@ def _agreed_count(wishes: _Wishes) -> int | None:
 def _check_started_backend(count: int | None) -> None:
     if count is not None and (started := _started_cpu_devices()) and len(started) != count:
         said_by = " and ".join(_stated_counts(_wishes))
-        raise _too_late_for(count, said_by)
+        raise _too_late_for(count, said_by, _START_FIRST)
 
 
-def _too_late_for(count: int, said_by: str) -> BackendStartedError:
+_SET_FIRST = "Set the number before the first JAX computation (also before jax.devices())"
+_START_FIRST = (
+    "JAX or plain Keras has started it before Unison could: right after you have set the number, "
+    "create the strategy or call tf.config.list_logical_devices(), and compute then"
+)
+
+
+def _too_late_for(count: int, said_by: str, remedy: str) -> BackendStartedError:
     return BackendStartedError(
         "Virtual devices cannot be modified after being initialized: "
         f"expected {count} logical CPU devices ({said_by}). Received: a JAX backend that already "
-        f"runs with {len(_started_cpu_devices())}. Set the number before the first JAX computation "
-        f"(also before jax.devices()), or start the program with {CPU_DEVICES_VARIABLE}={count} "
-        "and let Unison start the backend."
+        f"runs with {len(_started_cpu_devices())}. {remedy}; or start the program with "
+        f"{CPU_DEVICES_VARIABLE}={count} and let Unison start the backend."
     )
 
 
