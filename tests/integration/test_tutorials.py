@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -116,3 +117,16 @@ def test_parameter_server_training(tmp_path):
     printed = printed_by("parameter_server_training", tmp_path)
     assert "shards: 2 [(4, 16384), (4, 16384)]" in printed
     assert numbers_after("Distributed evaluation accuracy:", printed)[0] > 0.8
+
+
+def test_a_side_car_evaluates_while_a_coordinator_is_started_again(tmp_path):
+    first = printed_by("parameter_server_restarts", tmp_path, 1)
+    assert "begins with epoch 0" in first
+    assert "fails before epoch 1" in first
+    with ThreadPoolExecutor(1) as threads:
+        evaluating = threads.submit(printed_by, "side_car_evaluation", tmp_path, 3)
+        second = printed_by("parameter_server_restarts", tmp_path, 3)
+        evaluated = evaluating.result()
+    assert "begins with epoch 1" in second
+    assert numbers_after("epoch 2, loss:", second)[0] < numbers_after("epoch 0, loss:", first)[0]
+    assert numbers_after("evaluated 3, loss:", evaluated)[0] < 1.0
