@@ -77,7 +77,7 @@ class Function:
     @property
     def trace_count(self) -> int:
         """The number of signatures for which the function was traced or found to need Python."""
-        return len(self._compiled.keys() | self._stepwise)
+        return len(self._compiled.keys() | self._stepwise) + self._is_stepwise
 
     def signatures(self) -> list[tuple[tuple, dict[str, Any]]]:
         """Returns the arguments for which programs were compiled, with a `jax.ShapeDtypeStruct` for

@@ -302,6 +302,23 @@ def test_the_update_of_a_variable_is_called_on_its_one_copy():
     assert float(variable) == 0.75
 
 
+def test_the_update_of_a_variable_in_merge_call_is_called_on_its_one_copy():
+    strategy = central()
+    variable = variable_of(strategy, 1.0, aggregation=SUM)
+
+    def merge(strategy, x):
+        total = strategy.extended.reduce_to(unison.ReduceOp.SUM, x, variable)
+        return strategy.extended.update(variable, lambda v, x: v.assign_sub(x), args=(total,))
+
+    def step(x):
+        get_replica_context().merge_call(merge, args=(x,))
+        return variable.value()
+
+    read = strategy.run(step, args=(PerReplica([0.25, 0.5]),))
+    assert [float(value) for value in read.values] == [0.25, 0.25]
+    assert float(variable) == 0.25
+
+
 def test_an_update_sees_what_a_variable_was_before_the_replicas_wrote_it():
     """An aggregation by exchanges stays on the replicas; an update at home looks at its result."""
     strategy = central()

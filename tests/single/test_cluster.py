@@ -64,6 +64,26 @@ def test_names_and_addresses_of_both_kinds_are_taken(address):
     check_cluster(ClusterSpec({"worker": [address, "other:1"]}), "worker", 0)
 
 
+def test_a_cluster_has_no_protocol_buffer_and_says_what_to_use():
+    cluster = ClusterSpec({"worker": ["localhost:1"]})
+    with pytest.raises(NotImplementedError, match=r"as_dict\(\).*ClusterSpec\("):
+        cluster.as_cluster_def()
+
+
+def test_a_type_of_task_that_is_a_number_is_read_as_text(monkeypatch):
+    config = {"cluster": {"7": ["localhost:1"]}, "task": {"type": 7, "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert TFConfigClusterResolver().task_type == "7"
+
+
+@pytest.mark.parametrize("kind", [1.5, True, ["worker"]])
+def test_another_type_of_task_is_an_error(monkeypatch, kind):
+    config = {"cluster": {"worker": ["localhost:1"]}, "task": {"type": kind, "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match="task whose type is"):
+        TFConfigClusterResolver()
+
+
 def test_an_index_may_be_text(monkeypatch):
     config = {"cluster": TWO, "task": {"type": "worker", "index": "1"}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))

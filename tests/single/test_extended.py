@@ -262,6 +262,18 @@ def test_variables_are_made_where_another_one_lies(two_replicas, four_replicas):
         pass
 
 
+def test_a_variable_outside_of_scopes_is_nowhere_to_lie_beside(two_replicas):
+    plain = unison.Variable(1.0)
+    with (
+        pytest.raises(ValueError, match=r"colocate_vars_with\(\) takes a variable of Mirrored"),
+        two_replicas.extended.colocate_vars_with(plain),
+    ):
+        pass
+    default = unison.get_strategy()
+    with default.extended.colocate_vars_with(plain):
+        assert default.extended.variable_created_in_scope(unison.Variable(2.0))
+
+
 def test_a_variable_is_its_own_container(two_replicas):
     variable = variable_of(two_replicas, 1.0)
     assert two_replicas.extended.value_container(variable) is variable

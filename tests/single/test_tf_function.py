@@ -197,6 +197,19 @@ def test_a_function_that_closes_over_an_iterator_takes_a_batch_in_every_call():
     assert [int(take()) for _ in range(3)] == [0, 1, 2]
 
 
+def test_a_function_of_an_iterator_is_traced_once(two_replicas):
+    @tf.function
+    def step(iterator):
+        return two_replicas.run(lambda x: tf.reduce_sum(x), args=(next(iterator),))
+
+    dataset = tf.data.Dataset.range(8).batch(2)
+    for batches in (dataset, dataset):
+        iterator = iter(two_replicas.experimental_distribute_dataset(batches))
+        for _ in range(3):
+            step(iterator)
+    assert step.experimental_get_tracing_count() == 1
+
+
 def test_an_optional_decides_a_python_if(two_replicas):
     iterator = iter(two_replicas.experimental_distribute_dataset(tf.data.Dataset.range(3).batch(2)))
 
