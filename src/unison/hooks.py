@@ -13,25 +13,31 @@ from unison.data.observers import when_made
 from unison.runtime.launching.watching import Watched, watch_by
 from unison.strategies.keras_additions import when_keras_is_imported
 from unison.strategies.observing import strategy_observers
-from unison.strategies.scope_observers import observe_scopes
+from unison.strategies.scope_observers import before_scopes, observe_scopes
 
 
 def register() -> None:
     """Registers all hooks; called by `unison/__init__.py`."""
     watch_by(_watched)
-    observe_scopes(_KerasOnDemand())
+    before_scopes(_import_for_keras)
+    observe_scopes(_KerasCameTooLate())
     when_keras_is_imported(_add_to_keras)
     when_made.append(_let_keras_take_datasets)
     strategy_observers.append(_start_monitoring)
     convert_by(_call_converted)
 
 
-class _KerasOnDemand:
+def _import_for_keras() -> None:
     """Imports `unison.keras` when a program that uses Keras opens its first scope."""
+    if "keras" in sys.modules:
+        importlib.import_module("unison.keras")
+
+
+class _KerasCameTooLate:
+    """Raises an error for a scope in which the program first met Keras, unnoticed."""
 
     def opened(self) -> None:
-        if "keras" in sys.modules:
-            importlib.import_module("unison.keras")
+        pass
 
     def closed(self) -> None:
         fails_anyway = sys.exc_info()[0] is not None

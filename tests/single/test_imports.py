@@ -150,6 +150,44 @@ print(json.dumps([errors, len(found), same]))
     assert answer_of(program, timeout=110) == [[], 8, True]
 
 
+def test_a_scope_opens_while_another_thread_imports_what_observes_scopes():
+    program = """
+import os, sys, threading
+os.environ["KERAS_BACKEND"] = "jax"
+import keras, unison
+from unison.strategies import scope_observers
+
+strategy = unison.OneDeviceStrategy("CPU:0")
+observe, is_open = scope_observers.observe_scopes, threading.Event()
+
+def observe_late(observer):  # in the import of unison.keras, once the scope is being opened
+    is_open.wait(3)
+    observe(observer)
+
+class Tells:
+    def opened(self): is_open.set()
+    def closed(self): pass
+
+scope_observers._observers.insert(0, Tells())
+scope_observers.observe_scopes = observe_late
+importing = threading.Thread(target=lambda: __import__("unison.keras"), daemon=True)
+importing.start()
+while "unison.keras.scope" not in sys.modules:
+    pass
+
+def use():
+    with strategy.scope():
+        print(type(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])).__name__)
+
+using = threading.Thread(target=use, daemon=True)
+using.start()
+using.join(30), importing.join(5)
+print(using.is_alive(), importing.is_alive(), flush=True)
+os._exit(0)
+"""
+    assert run_program(program, timeout=100).stdout.split() == ["Sequential", "False", "False"]
+
+
 def test_only_the_outermost_import_that_waited_for_another_thread_is_repeated(monkeypatch):
     deadlock = type("_DeadlockError", (RuntimeError,), {})  # the name of Python's own
     begun = []

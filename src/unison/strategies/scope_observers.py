@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 
@@ -18,9 +18,19 @@ class ScopeObserver(Protocol):
         """Called when the last scope has been closed."""
 
 
+_preparations: list[Callable[[], None]] = []
 _observers: list[ScopeObserver] = []
 _open_scopes = 0
 _scopes_lock = threading.RLock()
+
+
+def before_scopes(prepare: Callable[[], None]) -> None:
+    """Calls `prepare` before a scope opens while none is open.
+
+    It may import modules that observe scopes: it is called without the lock, for which the import
+    of such a module in another thread may wait.
+    """
+    _preparations.append(prepare)
 
 
 def observe_scopes(observer: ScopeObserver) -> None:
@@ -51,13 +61,15 @@ def as_outside_scopes(observer: ScopeObserver) -> Iterator[None]:
 def observed_scope() -> Iterator[None]:
     """Counts a scope as open, for the observers."""
     global _open_scopes
+    if not _open_scopes:
+        for prepare in _preparations:
+            prepare()
     with contextlib.ExitStack() as closing:
         with _scopes_lock:
             _open_scopes += 1
             closing.callback(_close)
             if _open_scopes == 1:
-                # Over a copy: an observer may add another one, which is notified immediately.
-                for observer in _observers.copy():
+                for observer in _observers:
                     observer.opened()
         yield
 
