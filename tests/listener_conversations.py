@@ -369,7 +369,7 @@ def _of_records(rng: random.Random) -> list[Any]:
         {"is": "copy", "run": "fuzzed", "workers": [0, 1]},
         {"is": "record", "worker": 0, "step": 5, "size": len(data), "header": 2},
         b"{}" + struct.pack("<I", len(data)) + data + struct.pack("<I", 0),
-        {"is": "end", "checksum": zlib.crc32(data)},
+        {"is": "end", "checksum": zlib.crc32(data, zlib.crc32(b"{}"))},
     ]
 
 

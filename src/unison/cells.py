@@ -542,6 +542,10 @@ class Cell:
             array = self.stored()
             if array.is_fully_replicated:
                 (whole,) = parts
+                if whole.shape != array.shape:
+                    raise ValueError(
+                        f"Expected a part of the shape {array.shape}. Received: {whole.shape}."
+                    )
                 part_at: Callable[[Any], np.ndarray] = whole.__getitem__
             else:
                 indices = dict.fromkeys(str(shard.index) for shard in array.addressable_shards)

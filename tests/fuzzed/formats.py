@@ -1,6 +1,6 @@
 """All formats of files that Unison reads."""
 
-from fuzzed import checkpoints, datasets, jobs, models, records, tables
+from fuzzed import checkpoints, datasets, in_memory, jobs, models, records, tables
 from fuzzed.format import Format
 
 FORMATS: dict[str, Format] = {
@@ -10,4 +10,5 @@ FORMATS: dict[str, Format] = {
     **records.FORMATS,
     **tables.FORMATS,
     **jobs.FORMATS,
+    **in_memory.FORMATS,
 }

@@ -254,7 +254,7 @@ def offered(connection, worker, step, data, checksum=None, is_whole=True):
         piece = data[start : start + PIECE_BYTES]
         connection._send(struct.pack("<I", len(piece)) + piece)
     connection._send(struct.pack("<I", 0))
-    checksum = zlib.crc32(data) if checksum is None else checksum
+    checksum = zlib.crc32(data, zlib.crc32(b"{}")) if checksum is None else checksum
     connection.send({"is": "end", "checksum": checksum if is_whole else None})
     return connection.receive()
 

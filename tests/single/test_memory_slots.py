@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import zlib
 
 import numpy as np
 import pytest
@@ -131,3 +132,16 @@ def test_arrays_can_be_written_in_place(slots):
     slots.commit(0, None)
     with slots.records() as (record,):
         assert np.frombuffer(record.data, np.float32).sum() == 45.0
+
+
+@pytest.mark.parametrize("size", [2**62, 5000])
+def test_a_record_that_claims_more_than_its_slot_has_is_incomplete(slots, size):
+    write(slots, 1, b"data")
+    page = bytearray(os.pread(slots.descriptors[0], 64, 0))
+    page[16:24] = size.to_bytes(8, "little")
+    page[24:32] = bytes(8)
+    page[32:36] = zlib.crc32(page[:32]).to_bytes(4, "little")
+    os.pwrite(slots.descriptors[0], page, 0)
+    assert slots.steps() == []
+    with slots.records() as records:
+        assert records == []

@@ -18,11 +18,11 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from unison.errors import ResourceExhaustedError, UnimplementedError
-from unison.storage.decoding import parsed_json
+from unison.storage.decoding import decoding, parsed_json
 from unison.storage.memory_left import memory_in_words, memory_left
 
 _MAGIC = b"UNISONMS"
@@ -165,7 +165,11 @@ class MemorySlots:
 
     @contextlib.contextmanager
     def records(self) -> Iterator[list[Record]]:
-        """Yields the complete records, the newest first; their data is mapped inside only."""
+        """Yields the complete records, the newest first; their data is mapped inside only.
+
+        Raises:
+            DataLossError: The header of one is corrupt.
+        """
         with contextlib.ExitStack() as mapped:
             found = [_record(descriptor, mapped) for descriptor in self.descriptors]
             yield sorted(
@@ -238,12 +242,18 @@ def _described(descriptor: int) -> tuple[int, int, bytes] | None:
         return None
     magic, step, size, length, checksum = _FIELDS.unpack(page)
     end = os.fstat(descriptor).st_size
-    if magic != _MAGIC or not (0 <= size <= end and 0 <= length <= end):
+    if magic != _MAGIC or size < 0 or length < 0 or _PAGE + size + length > end:
         return None
     line = os.pread(descriptor, length, _PAGE + size)
     if zlib.crc32(line, zlib.crc32(page[:_BEFORE_CHECKSUM])) != checksum:
         return None
     return step, size, line
+
+
+def _release(release: Callable[[], None]) -> None:
+    """Releases a view, unless an array in it still exists: in the frames of an error."""
+    with contextlib.suppress(BufferError):
+        release()
 
 
 def _step(descriptor: int) -> int | None:
@@ -259,7 +269,7 @@ def _record(descriptor: int, mapped: contextlib.ExitStack) -> Record | None:
     memory = mmap.mmap(descriptor, _PAGE + size, prot=mmap.PROT_READ)
     whole = memoryview(memory)
     data = whole[_PAGE:]
-    mapped.callback(memory.close)
-    mapped.callback(whole.release)
-    mapped.callback(data.release)
-    return Record(step, parsed_json(line), data)
+    for release in (memory.close, whole.release, data.release):
+        mapped.callback(_release, release)
+    with decoding("A record in the host's memory"):
+        return Record(step, parsed_json(line), data)

@@ -161,11 +161,10 @@ class Archive:
                 index = plain_dict(parsed_json(self._archive.read(_GRAPH)))
                 self._check_format(index)
                 self.arrays = {
-                    key: _description_of(array)
-                    for key, array in plain_dict(index["arrays"]).items()
+                    key: description_of(array) for key, array in plain_dict(index["arrays"]).items()
                 }
                 self.arrays |= self._arrays_elsewhere(index)
-                self.nodes = [_node_of(node) for node in plain_list(index["nodes"])]
+                self.nodes = [node_of(node) for node in plain_list(index["nodes"])]
                 check_graph(self.nodes, self.arrays)
         except BaseException:
             file.close()
@@ -244,12 +243,14 @@ def node_at(nodes: list[Node], path: Iterable[str]) -> Node:
     return node
 
 
-def _description_of(described: Any) -> ArrayDescription:
+def description_of(described: Any) -> ArrayDescription:
+    """Returns the description of an array that was read from JSON, whose parts are checked."""
     given = plain_dict(described)
     return ArrayDescription(shape_of(given["shape"]), dtype_named(given["dtype"], KINDS))
 
 
-def _node_of(described: Any) -> Node:
+def node_of(described: Any) -> Node:
+    """Returns a node that was read from JSON, whose parts are checked."""
     given = plain_dict(described)
     if given.keys() != _FIELDS:
         raise ValueError(f"expected a node with {sorted(_FIELDS)}, received {sorted(given)}")

@@ -13,10 +13,17 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from unison.cells import Layout, StoredForm
-from unison.storage.decoding import decoding, dtype_named
+from unison.storage.decoding import (
+    decoding,
+    dtype_named,
+    plain_dict,
+    plain_list,
+    shape_of,
+    whole_number,
+)
 from unison.storage.memory_slots import Record
 from unison.storage.npy import KINDS
-from unison.train.archive import ArrayDescription, Node
+from unison.train.archive import check_graph, description_of, node_of
 
 _WHERE = "The state in the memory of its host"
 
@@ -42,9 +49,18 @@ class Place(NamedTuple):
 
 
 def about_record(record: Record) -> dict[str, Any]:
-    """Returns what the writer of a record has told its reader."""
+    """Returns what the writer of a record has told its reader.
+
+    Raises:
+        DataLossError: It is corrupt.
+    """
     with decoding(_WHERE):
-        found: dict[str, Any] = record.header["about"]
+        found = plain_dict(record.header["about"])
+        for name in ("workers", "worker", "loop"):
+            whole_number(found[name])
+        if found["step"] != record.step:
+            raise ValueError(f"expected step {record.step}, received {found['step']!r:.100}")
+        found["position"]  # it is there
         return found
 
 
@@ -64,12 +80,10 @@ class RecordArchive:
         self._data = record.data
         self._first = of_first
         with decoding(_WHERE):
-            self.nodes = [Node(**node) for node in record.header["nodes"]]
-            self._arrays: dict[str, Any] = record.header["arrays"]
-            self.arrays = {
-                key: ArrayDescription(tuple(array["shape"]), dtype_named(array["dtype"], KINDS))
-                for key, array in self._arrays.items()
-            }
+            self.nodes = [node_of(node) for node in plain_list(record.header["nodes"])]
+            self._arrays: dict[str, Any] = plain_dict(record.header["arrays"])
+            self.arrays = {key: description_of(array) for key, array in self._arrays.items()}
+            check_graph(self.nodes, self.arrays)
 
     def read(self, key: str) -> Any:
         """Returns an array, or the `StoredParts` of a variable."""
@@ -78,7 +92,12 @@ class RecordArchive:
             if described["places"] is None:
                 described, data = self._first.header["arrays"][key], self._first.data
             arrays = [
-                np.array(array_at(data, Place(offset, tuple(shape), dtype_named(dtype, KINDS))))
+                np.array(
+                    array_at(
+                        data,
+                        Place(whole_number(offset), shape_of(shape), dtype_named(dtype, KINDS)),
+                    )
+                )
                 for offset, shape, dtype in described["places"]
             ]
             if described["form"] is None:

@@ -11,7 +11,7 @@ Data goes directly from one machine's slots to the other's. A transfer:
                                                     {"is": "kept"} or {"is": "discarded", about}
 
 The sender gives no checksum if the record has been overwritten meanwhile, and the receiver keeps a
-record only if its data has the checksum.
+record only if its header and data have the checksum.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class RecordConnection:
             answer = self.receive(_longest(offer.size))
             if answer.get("is") == "go":
                 self._send(header)
-                checksum = self._send_pieces(data, is_intact)
+                checksum = self._send_pieces(data, zlib.crc32(header), is_intact)
                 # Looked at after the last byte was read: whoever overwrites the data discards the
                 # record first.
                 self.send({"is": "end", "checksum": checksum if is_intact() else None})
@@ -178,7 +178,7 @@ class RecordConnection:
             return refusal
         self.send({"is": "go"})
         header = self._receive_bytes(offer.header)
-        checksum = self._receive_pieces(memory)
+        checksum = self._receive_pieces(memory, zlib.crc32(header))
         said = self.receive()
         reason: str | None = None
         if said.get("checksum") is None or checksum is None:
@@ -212,9 +212,9 @@ class RecordConnection:
         except ResourceExhaustedError as error:
             return str(error), None
 
-    def _send_pieces(self, data: memoryview, is_intact: Callable[[], bool]) -> int:
+    def _send_pieces(self, data: memoryview, checksum: int, is_intact: Callable[[], bool]) -> int:
+        """Sends data; returns its checksum, which continues that of the header."""
         last = time.monotonic() + _longest(len(data))
-        checksum = 0
         for start in range(0, len(data), PIECE_BYTES):
             if not is_intact():
                 break
@@ -227,10 +227,10 @@ class RecordConnection:
         self._send(_LENGTH.pack(0))
         return checksum
 
-    def _receive_pieces(self, memory: memoryview) -> int | None:
-        """Receives data; returns its checksum, None if it is not complete."""
+    def _receive_pieces(self, memory: memoryview, checksum: int) -> int | None:
+        """Receives data; returns its checksum as `_send_pieces`, None if it is not complete."""
         last = time.monotonic() + _longest(len(memory))
-        checksum = received = 0
+        received = 0
         while length := self._receive_length(PIECE_BYTES):
             if length > len(memory) - received:
                 raise ValueError(f"Expected {len(memory)} bytes of data. Received: more")
