@@ -335,6 +335,14 @@ class Cell:
         """
         if unfinished_steps:
             unfinished_steps[-1].give_back()
+        return self.stored_for_step()
+
+    def stored_for_step(self) -> jax.Array:
+        """Returns the stored array for the step that is in `unfinished_steps`.
+
+        Raises:
+            RuntimeError: The cell has no stored array.
+        """
         if self._array is None and self.borrower is not None:
             self.borrower.give_back()
         if self._array is None or self._array.is_deleted():
@@ -388,6 +396,18 @@ class Cell:
         self._exposed = False
         self._copy_first = None
         self.borrower = None
+
+    def exchange(self, taken: jax.Array, array: jax.Array) -> None:
+        """Stores `array`, unless something else than `taken` has been stored in the meantime.
+
+        No signal handler runs between the comparison and the end: nothing is called, and there is
+        no loop.
+        """
+        if self._array is taken:
+            self._array = array
+            self._exposed = False
+            self._copy_first = None
+            self.borrower = None
 
     def discard(self) -> None:
         """Drops the value for good; programs that were compiled with it are traced again."""

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+import unison
 from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
 from unison.runtime.interrupts import (
     is_of_a_signal_handler,
@@ -342,6 +343,71 @@ except Exception as error:
 strategy.run(step, args=(np.ones(3, np.float32),))
 print(total.numpy().tolist())
 """
+
+
+@pytest.mark.parametrize("what", ["runs a step", "assigns", "reads"])
+def test_a_handler_that_returns_neither_loses_a_step_nor_its_own_writes(what, two_replicas):
+    with two_replicas.scope():
+        count = unison.Variable(0.0, aggregation=unison.VariableAggregation.MEAN)
+    done = 0
+
+    def add():
+        count.assign_add(1.0)
+
+    def handle(number, frame):
+        nonlocal done
+        if what == "runs a step":
+            two_replicas.run(add)
+        elif what == "assigns":
+            count.assign_add(1.0)
+        else:
+            kept.append(count.numpy())
+        done += what != "reads"
+        arrived.append(number)
+
+    kept, arrived = [], []
+    for _ in range(8):  # the first ones hold signals
+        two_replicas.run(add)
+        done += 1
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        for number in range(40):
+            signal.setitimer(signal.ITIMER_REAL, 2e-4 + 3.7e-5 * number)
+            until = time.monotonic() + 20
+            while len(arrived) == number and time.monotonic() < until:
+                two_replicas.run(add)
+                done += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(arrived) == 40
+    assert count.numpy() == done
+    assert all(value == int(value) and value <= done for value in kept)
+
+
+def test_what_a_handler_assigns_before_a_step_of_fit_outlives_the_epoch(two_replicas, monkeypatch):
+    import keras
+
+    from unison.keras.trainer import trainer_of
+
+    with two_replicas.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.5), "mse")
+    trainer = trainer_of(model)
+    run_step = trainer.run_step
+
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGUSR1)
+        return run_step(*args)
+
+    monkeypatch.setattr(trainer, "run_step", interrupted)
+    rate = model.optimizer.learning_rate
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: rate.assign(0.25))
+    try:
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=2, verbose=0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert rate.numpy() == 0.25
 
 
 def test_a_host_function_that_raises_leaves_the_variables_alone():

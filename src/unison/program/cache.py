@@ -8,6 +8,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import compress
 from typing import Any
 
 import jax
@@ -172,8 +173,7 @@ class _Program:
         if self.returned:
             _, new_values, _ = self.returned[0]
             for cell, old, new in zip(self.written, self.taken, new_values, strict=True):
-                if cell.array is old:  # not put yet, and not assigned since
-                    cell.put(new)
+                cell.exchange(old, new)
         unfinished_steps.clear()
         self.taken, self.returned = [], []
 
@@ -350,24 +350,38 @@ class ProgramCache:
         if jitted is None or is_slow or is_at_home or numerics.are_checked():
             with signals_held:
                 return self._execute_held(program, operands)
-        if unfinished_steps:
-            unfinished_steps[-1].give_back()
-        read_only = self.placement.from_home([self._read_only(cell) for cell in program.read])
-        donated = self.placement.from_home([cell.take() for cell in program.written])
-        program.taken = donated
-        returned = program.returned = []
-        unfinished_steps.append(program)
+        donated: list[jax.Array] = []
+        read_only: list[jax.Array] = []
         try:
-            # Not by an assignment: after a call, Python may run a signal handler before it assigns.
-            # When `extend` returns, it has stored the result of the call, and JAX's call is not
-            # Python code.
-            returned.extend(map(jitted, (donated,), (read_only,), (operands,)))
+            while True:
+                if unfinished_steps:
+                    unfinished_steps[-1].give_back()
+                brought = [
+                    None if self._is_own(cell) else self._read_only(cell) for cell in program.read
+                ]
+                program.taken, program.returned = [], []
+                unfinished_steps.append(program)
+                read_only = [
+                    cell.stored_for_step() if array is None else array
+                    for cell, array in zip(program.read, brought, strict=True)
+                ]
+                donated = program.taken = [cell.take() for cell in program.written]
+                returned = program.returned = []
+                # Not by an assignment: after a call, Python may run a signal handler before it
+                # assigns. When `extend` returns, it has stored the result of the call, and JAX's
+                # call is not Python code. It is called only if no handler has ended this step, by
+                # reading a variable or running a program: then the step begins again.
+                returned.extend(
+                    map(jitted, compress((donated,), unfinished_steps), (read_only,), (operands,))
+                )
+                if returned:
+                    break
             outputs, new_values, _ = returned[0]
             if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
                 returned.clear()
                 raise RuntimeError(INSIDE_A_TRANSFORMATION)
-            for cell, value in zip(program.written, new_values, strict=True):
-                cell.put(value)
+            for cell, old, value in zip(program.written, donated, new_values, strict=True):
+                cell.exchange(old, value)
         except BaseException as error:
             program.give_back()
             if isinstance(error, jax.errors.JaxRuntimeError):
