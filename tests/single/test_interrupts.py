@@ -81,6 +81,30 @@ def test_a_signal_is_not_lost_where_an_epochs_metrics_are_waited_for(handler, lo
         getattr(model, loop)(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[End()])
 
 
+@pytest.mark.parametrize("scales_loss", [False, True])
+def test_averages_of_no_step_do_not_replace_the_weights(handler, scales_loss):
+    """Keras replaces weights by their moving averages, zeros at first, wherever `fit` ends."""
+    import keras
+
+    import unison
+
+    class Begin(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            signal.raise_signal(signal.SIGUSR1)
+
+    with unison.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1, use_ema=True)
+        if scales_loss:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(optimizer, "mse")
+    before = model.get_weights()
+    with pytest.raises(AlarmError):
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[Begin()])
+    for weight, value in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
 def test_handlers_are_there_again_wherever_the_end_is_interrupted(handler):
     """Python 3.13 passes over `except` where a loop jumps back to its condition."""
     signals = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)

@@ -402,6 +402,19 @@ def test_workers_draw_different_numbers_and_the_stream_goes_on(started):
     assert int(layer.seed_generator.state.numpy()[1]) == 12
 
 
+def test_the_state_of_a_random_stream_is_not_divided(started):
+    strategy, coordinator = started(servers=2, partitioner=FixedShardsPartitioner(2))
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5, seed=1)
+
+    def draw():
+        return layer(jnp.ones(64), training=True)
+
+    masks = [coordinator.fetch(coordinator.schedule(draw)) for _ in range(2)]
+    assert len({np.asarray(mask).tobytes() for mask in masks}) == 2
+    assert layer.seed_generator.state.numpy().tolist() == [1, 2]
+
+
 def test_no_worker_runs_further_ahead_than_it_may(started):
     _, coordinator = started(workers=2, max_staleness=2)
 

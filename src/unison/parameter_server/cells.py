@@ -126,8 +126,10 @@ class RemotePlacement(Placement):
     def spans_processes(self, value: bool) -> None:
         """Does nothing: the value follows from the number of replicas."""
 
-    def shards_for(self, name: str, shape: tuple[int, ...], dtype: Any) -> tuple[Shard, ...]:
-        """Returns the shards of a new variable.
+    def shards_for(
+        self, name: str, shape: tuple[int, ...], dtype: Any, is_whole: bool = False
+    ) -> tuple[Shard, ...]:
+        """Returns the shards of a new variable; one if it is whole.
 
         It is colocated with a variable of the same shape whose name is part of its own name (an
         optimizer's slot with its variable), and is otherwise placed on the servers that hold the
@@ -137,20 +139,25 @@ class RemotePlacement(Placement):
             number = next(self._numbers)
         shards = tuple(
             Shard(server, f"{number}/{part}", start, stop)
-            for part, (server, start, stop) in enumerate(self.bounds_for(name, shape, dtype))
+            for part, (server, start, stop) in enumerate(
+                self.bounds_for(name, shape, dtype, is_whole)
+            )
         )
         self.note(shards, shape, dtype)
         return shards
 
     def bounds_for(
-        self, name: str, shape: tuple[int, ...], dtype: Any
+        self, name: str, shape: tuple[int, ...], dtype: Any, is_whole: bool = False
     ) -> list[tuple[int, int, int]]:
-        """Returns the server, the first row, and the end row (exclusive) of each shard."""
+        """Returns the server, the first row, and the end row (exclusive) of each shard.
+
+        The state of a random stream is whole: no part of it is updated without the others.
+        """
         with self._lock:
-            beside = self._related(name, shape)
+            beside = None if is_whole else self._related(name, shape)
             if beside is not None:
                 return [(shard.server, shard.start, shard.stop) for shard in beside.shards]
-            return self._bounds(name, shape, dtype)
+            return self._bounds(name, shape, dtype, is_whole)
 
     def note(self, shards: Sequence[Shard], shape: tuple[int, ...], dtype: Any) -> None:
         """Adds the size of a new variable to its servers' totals."""
@@ -174,10 +181,12 @@ class RemotePlacement(Placement):
         ]
         return max(found, key=lambda cell: len(cell.name), default=None)
 
-    def _bounds(self, name: str, shape: tuple[int, ...], dtype: Any) -> list[tuple[int, int, int]]:
+    def _bounds(
+        self, name: str, shape: tuple[int, ...], dtype: Any, is_whole: bool
+    ) -> list[tuple[int, int, int]]:
         rows = shape[0] if shape else 1
         count = 1
-        if self._partitioner is not None and shape:
+        if self._partitioner is not None and shape and not is_whole:
             counts = list(self._partitioner(shape, dtype, 0))
             if len(counts) != len(shape) or any(number != 1 for number in counts[1:]):
                 raise ValueError(
@@ -231,11 +240,12 @@ class RemoteCell(Cell):
             self._shape, self._dtype = array.shape, array.dtype
             self.remote.forget_dropped()
             shared = current_store()
+            is_whole = self.layout is Layout.STREAM
             if shared is not None:
-                self.shards = shared.shards(self.remote, self.name, array)
+                self.shards = shared.shards(self.remote, self.name, array, is_whole)
                 self.remote.note(self.shards, array.shape, array.dtype)
             else:
-                shards = self.remote.shards_for(self.name, array.shape, array.dtype)
+                shards = self.remote.shards_for(self.name, array.shape, array.dtype, is_whole)
                 # The garbage collector may run anywhere, also during a request to the servers, so
                 # no message is sent now. An interrupted creation is dropped as well.
                 weakref.finalize(self, self.remote.dropped.append, shards).atexit = False

@@ -44,7 +44,9 @@ class SharesVariables(Protocol):
         """The servers."""
         ...
 
-    def bounds_for(self, name: str, shape: tuple[int, ...], dtype: Any) -> list[tuple]:
+    def bounds_for(
+        self, name: str, shape: tuple[int, ...], dtype: Any, is_whole: bool = False
+    ) -> list[tuple]:
         """Returns the server, the first row, and the end row (exclusive) of each shard."""
 
 
@@ -108,8 +110,12 @@ class VariableStore:
         store.attach(self.name, self.rights)
         store.ask_all("drop", store=self.name)
 
-    def shards(self, where: SharesVariables, name: str, value: np.ndarray) -> tuple[Shard, ...]:
+    def shards(
+        self, where: SharesVariables, name: str, value: np.ndarray, is_whole: bool = False
+    ) -> tuple[Shard, ...]:
         """Returns the shards of a variable, and creates it with `value` if it does not exist.
+
+        One that is whole is created in one shard.
 
         Raises:
             InvalidArgumentError: The existing variable has another shape or dtype.
@@ -124,7 +130,7 @@ class VariableStore:
             "variable": variable,
             "shape": value.shape,
             "dtype": value.dtype.name,
-            "bounds": where.bounds_for(name, value.shape, value.dtype),
+            "bounds": where.bounds_for(name, value.shape, value.dtype, is_whole),
         }
         directory = zlib.crc32(self.name.encode()) % len(store.addresses)
         end = time.monotonic() + store.patience
