@@ -105,6 +105,26 @@ def test_averages_of_no_step_do_not_replace_the_weights(handler, scales_loss):
         np.testing.assert_array_equal(weight, value)
 
 
+def test_a_metric_whose_reset_is_interrupted_is_zero_in_all_variables(handler):
+    import keras
+
+    import unison
+
+    with unison.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        metric = keras.metrics.Mean()
+    metric.update_state([1.0, 2.0])
+    assign = metric.count.assign
+
+    def interrupted(value):
+        signal.raise_signal(signal.SIGUSR1)
+        return assign(value)
+
+    vars(metric.count)["assign"] = interrupted
+    with pytest.raises(AlarmError):
+        metric.reset_state()
+    assert [float(variable.numpy()) for variable in metric.variables] == [0, 0]
+
+
 def test_handlers_are_there_again_wherever_the_end_is_interrupted(handler):
     """Python 3.13 passes over `except` where a loop jumps back to its condition."""
     signals = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)

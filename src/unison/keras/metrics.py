@@ -1,4 +1,4 @@
-"""Means of values that are already means.
+"""Differences of metrics in a strategy's scope: their reset, and means of means.
 
 Metrics of examples (`MeanAbsoluteError`, `AUC`, ...) count them, on any number of replicas.
 A `Mean` that is called with one number per step, as in `self.loss_tracker.update_state(loss)`,
@@ -14,7 +14,14 @@ from typing import Any
 import keras
 from keras import ops
 
+from unison.runtime.interrupts import without_signals
 from unison.strategies.replica_share import current_share
+
+
+def adopt_metric(metric: keras.metrics.Metric) -> None:
+    """Makes a metric's reset write all of its variables, or none if a signal handler raises."""
+    # Bypasses Keras' attribute tracking, for this object only: its class stays Keras' own.
+    vars(metric)["reset_state"] = without_signals(metric.reset_state)
 
 
 def adopt_mean(metric: keras.metrics.Metric) -> None:

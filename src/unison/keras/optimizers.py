@@ -89,6 +89,13 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
                 _known_equal.value.extend(values)
         return new
 
+    finalize = without_signals(optimizer.finalize_variable_values)
+
+    @functools.wraps(finalize)
+    def finalize_if_averaged(weights: Sequence[Any]) -> None:
+        if _has_averages(optimizer):
+            finalize(weights)
+
     @functools.wraps(scale_loss)
     def scale_weighted_loss(loss: Any) -> Any:
         share = current_share(ScaledBy.LOSS)
@@ -97,12 +104,22 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     # Bypasses Keras' attribute tracking, for this object only: its class stays Keras' own.
     vars(optimizer).update(
         build=without_signals(optimizer.build),
-        finalize_variable_values=without_signals(optimizer.finalize_variable_values),
+        finalize_variable_values=finalize_if_averaged,
         add_variable_from_reference=add_placed_slot,
         apply=apply_global,
         stateless_apply=stateless_apply_global,
         scale_loss=scale_weighted_loss,
     )
+
+
+def _has_averages(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the moving averages of weights, if an optimizer keeps them, are those of a step.
+
+    They are zeros before. Keras replaces the weights by them at the end of every `fit`, also of one
+    that an error ends before its first step.
+    """
+    applied = getattr(optimizer, "inner_optimizer", optimizer)
+    return not applied.use_ema or int(applied._iterations) > 0
 
 
 def scaled_in_keras_steps(model: keras.Model) -> ScaledBy:

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from unison.keras.metrics import adopt_metric
 from unison.keras.normalization import BatchNormalization
 from unison.keras.optimizers import adopt_optimizer
 from unison.keras.trainer import ReplicaTrainer, trainer_of
@@ -70,6 +71,16 @@ def _creating_optimizer(original: Callable[..., Any]) -> Any:
         original(self, *args, **kwargs)
         if has_strategy():
             adopt_optimizer(self)
+
+    return init
+
+
+def _creating_metric(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if has_strategy():
+            adopt_metric(self)
 
     return init
 
@@ -155,6 +166,7 @@ _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (_owner_of("fit"), "__init__", _creating_trainer),
     (keras.Variable, "__init__", _creating_variable),
     (keras.optimizers.Optimizer, "__init__", _creating_optimizer),
+    (keras.metrics.Metric, "__init__", _creating_metric),
     (keras.layers.BatchNormalization, "__new__", _creating_normalization),
     *((_owner_of(name), name, _using_model) for name in ("compile", *ENTRY_POINTS)),
 ]
