@@ -353,6 +353,8 @@ def test_another_error_is_not_that_of_a_handler(handler):
         ("keras", "schedule"),
         ("keras", "assign on servers"),
         ("tf", "fit on servers"),
+        pytest.param("keras", "fit of a hard model", marks=pytest.mark.soak),
+        pytest.param("tf", "function of a hard model and an iterator", marks=pytest.mark.soak),
     ],
 )
 def test_a_loop_that_is_interrupted_is_after_a_whole_step(form, loop):
