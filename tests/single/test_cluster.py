@@ -15,6 +15,7 @@ TWO = {"worker": ["a:1", "b:2"]}
     ("config", "said"),
     [
         ("{", "TF_CONFIG must be JSON"),
+        pytest.param("[" * 100_000, "TF_CONFIG must be JSON", id="nested"),
         ("[]", "TF_CONFIG must be JSON"),
         ({"cluster": []}, "TF_CONFIG must be JSON"),
         ({"task": 3}, "TF_CONFIG must be JSON"),

@@ -1,6 +1,7 @@
 """Files of the face: `tf.io.gfile`, image files, `tf.summary`."""
 
 import builtins
+import struct
 import sys
 import types
 
@@ -140,6 +141,13 @@ def test_a_jpeg_file_is_close():
     assert tf.io.decode_and_crop_jpeg(file, [2, 3, 4, 5]).shape == (4, 5, 3)
     floats = tf.io.decode_image(file, dtype=tf.float32)
     assert 0.0 <= float(tf.reduce_min(floats)) <= float(tf.reduce_max(floats)) <= 1.0
+
+
+def test_the_size_of_a_gif_file_is_plausible():
+    frame = b"," + struct.pack("<HHHH", 0, 0, 1, 1) + b"\0\x02\x02\x44\x01\0"
+    head = b"GIF89a" + struct.pack("<HH", 9000, 9000) + b"\x80\0\0\0\0\0\xff\xff\xff"
+    with pytest.raises(tf.errors.InvalidArgumentError, match="cannot hold the pixels of its size"):
+        tf.io.decode_gif(head + frame + b";")
 
 
 def test_a_gif_file_has_frames():

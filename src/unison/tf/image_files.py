@@ -31,6 +31,12 @@ def _pillow() -> Any:
     return Image
 
 
+#: A code of GIF's compression takes 12 bits and stands for at most 4,095 pixels. Smaller images may
+#: have a frame that fills a part of them only.
+_GIF_PIXELS_OF_A_BYTE = 4095 * 8 // 12
+_SMALL_IMAGE = 1 << 20
+
+
 def _contents(value: Any) -> bytes:
     if not is_text(value) or StringTensor(value).ndim:
         raise InvalidArgumentError(
@@ -170,7 +176,12 @@ def decode_gif(contents: Any, name: str | None = None) -> jax.Array:
     image = _opened(contents, "GIF")
     frames = []
     most = _pillow().MAX_IMAGE_PIXELS or math.inf
+    size = len(_contents(contents))
     with _decoding():
+        if image.width * image.height > max(_SMALL_IMAGE, size * _GIF_PIXELS_OF_A_BYTE):
+            raise ValueError(
+                f"{size} bytes cannot hold the pixels of its size, {image.width} x {image.height}"
+            )
         if image.n_frames * image.width * image.height > most:
             raise ValueError(f"{image.n_frames} frames have more than {most} pixels together")
         for index in range(image.n_frames):

@@ -75,8 +75,8 @@ def _tf_config() -> dict[str, Any]:
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{_EXPECTED}. Received: {text!r} ({error})") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{_EXPECTED}. Received: {text!r:.1000} ({error})") from None
     if not isinstance(config, dict) or not all(
         isinstance(config.get(part, {}), dict) for part in ("cluster", "task")
     ):
