@@ -273,10 +273,11 @@ class Fuzzing:
     def _look(self, name: str, first: int = 0, end: int = 0) -> None:
         """Looks whether a rightful client is served."""
         failure = self._running.failure(name)
-        assert failure is None, (
-            f"No rightful client is served, {self._about(name, first, end)}: {failure!r}\n"
-            f"{self._running.printed()[-3000:]}"
-        )
+        if failure is not None:
+            raise AssertionError(
+                f"No rightful client is served, {self._about(name, first, end)}: {failure!r}\n"
+                f"{self._running.printed()[-3000:]}"
+            ) from failure
 
     def _about(self, name: str, first: int, end: int) -> str:
         return f"{name}, seed {self._seed}, cases {first} to {end - 1}"

@@ -380,6 +380,11 @@ class Cell:
         self._array = None
         self.borrower = borrower
 
+    def take_back(self, borrower: Borrower, array: jax.Array) -> None:
+        """Stores an array of `borrower`, unless the cell has been assigned while that had it."""
+        if self.borrower is borrower:
+            self.put(array)
+
     def copy_later(self, copy: Callable[[], None]) -> None:
         """Registers `copy`, which reads the stored array, to be called before it may be
         overwritten.

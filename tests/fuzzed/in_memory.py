@@ -183,42 +183,35 @@ def _send(connection, content):
             pass
 
 
-def _change_transfer(folder, chance, change):
+def _parts_of_transfer(folder):
+    """The parts of the right transfer, its data, and what its offer says of it."""
     parts = json.loads((folder.parent / "parts.json").read_text())
-    data = bytes.fromhex(parts["data"])
     offered = {name: parts["offer"][name] for name in ("worker", "step")}
-    return change(parts, data, offered)
+    return parts, bytes.fromhex(parts["data"]), offered
 
 
 def transfer_offer(folder, chance):
-    def change(parts, data, offered):
-        offer, how = changed_value(parts["offer"], chance, outside_of(folder))
-        if not isinstance(offer, dict):
-            offer = {"is": offer}
-        _rewrite(folder, parts, offer, data, parts["header"])
-        return how
-
-    return _change_transfer(folder, chance, change)
+    parts, data, _ = _parts_of_transfer(folder)
+    offer, how = changed_value(parts["offer"], chance, outside_of(folder))
+    if not isinstance(offer, dict):
+        offer = {"is": offer}
+    _rewrite(folder, parts, offer, data, parts["header"])
+    return how
 
 
 def transfer_header(folder, chance):
-    def change(parts, data, offered):
-        header, how = changed_value(parts["header"], chance, outside_of(folder))
-        _rewrite(folder, parts, offered, data, header)
-        return how
-
-    return _change_transfer(folder, chance, change)
+    parts, data, offered = _parts_of_transfer(folder)
+    header, how = changed_value(parts["header"], chance, outside_of(folder))
+    _rewrite(folder, parts, offered, data, header)
+    return how
 
 
 def transfer_data(folder, chance):
     """Data of another size, whose checksum is right."""
-
-    def change(parts, data, offered):
-        data = data[: chance.randrange(len(data) + 1)] if chance.random() < 0.5 else data * 2
-        _rewrite(folder, parts, offered, data, parts["header"])
-        return f"{len(data)} bytes"
-
-    return _change_transfer(folder, chance, change)
+    parts, data, offered = _parts_of_transfer(folder)
+    data = data[: chance.randrange(len(data) + 1)] if chance.random() < 0.5 else data * 2
+    _rewrite(folder, parts, offered, data, parts["header"])
+    return f"{len(data)} bytes"
 
 
 def _rewrite(folder, parts, offered, data, header):

@@ -102,7 +102,6 @@ class _Run:
         self._examples = make_examples(program)
         self.seen: Seen = {}
         self._loop: Loop | None = None
-        self._second_optimizer: Any = None
         with _dtype_policy(program.policy):
             self._build(program.seed)
             for number, action in enumerate(program.actions):
@@ -163,7 +162,6 @@ class _Run:
 
     def _prepare_step(self, second_optimizer: Any = None) -> None:
         """Gives a model with a step of its own what that needs."""
-        self._second_optimizer = second_optimizer
         vars(self._model)["applying"] = self._program.applying
         vars(self._model)["second_optimizer"] = second_optimizer
         by_example = self._program.step in ("average", "global_batch")
@@ -283,7 +281,7 @@ class _Run:
         if self._loop is not None:
             optimizers = self._loop.optimizers
         else:
-            optimizers = [self._model.optimizer, self._second_optimizer]
+            optimizers = [self._model.optimizer, vars(self._model)["second_optimizer"]]
         variables = [v for each in optimizers if each is not None for v in each.variables]
         for number, variable in enumerate(variables):
             self.seen[f"{where}, optimizer {number}"] = _value(variable)

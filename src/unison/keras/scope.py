@@ -48,41 +48,25 @@ def _creating_model(original: Callable[..., Any]) -> Any:
     return staticmethod(new)
 
 
-def _creating_trainer(original: Callable[..., Any]) -> Any:
-    """Wraps what models call, too, for layers that have Keras' trainer as a base."""
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _give_trainer(self)
-
-    return init
-
-
 def _give_trainer(model: Any) -> None:
     if has_strategy() and trainer_of(model) is None:
         strategy = get_strategy()
         (strategy.keras_trainer() or ReplicaTrainer)(model, strategy)
 
 
-def _creating_optimizer(original: Callable[..., Any]) -> Any:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if has_strategy():
-            adopt_optimizer(self)
+def _followed_by(adopt: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Any]:
+    """Returns a wrapper of constructors, after which `adopt` is called with the new object."""
 
-    return init
+    def wrap(original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if has_strategy():
+                adopt(self)
 
+        return init
 
-def _creating_metric(original: Callable[..., Any]) -> Any:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if has_strategy():
-            adopt_metric(self)
-
-    return init
+    return wrap
 
 
 def _creating_normalization(original: Callable[..., Any]) -> Any:
@@ -163,10 +147,11 @@ def _owner_of(method: str) -> type:
 
 _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (keras.Model, "__new__", _creating_model),
-    (_owner_of("fit"), "__init__", _creating_trainer),
+    # What models call, too, for layers that have Keras' trainer as a base.
+    (_owner_of("fit"), "__init__", _followed_by(_give_trainer)),
     (keras.Variable, "__init__", _creating_variable),
-    (keras.optimizers.Optimizer, "__init__", _creating_optimizer),
-    (keras.metrics.Metric, "__init__", _creating_metric),
+    (keras.optimizers.Optimizer, "__init__", _followed_by(adopt_optimizer)),
+    (keras.metrics.Metric, "__init__", _followed_by(adopt_metric)),
     (keras.layers.BatchNormalization, "__new__", _creating_normalization),
     *((_owner_of(name), name, _using_model) for name in ("compile", *ENTRY_POINTS)),
 ]

@@ -83,8 +83,6 @@ class Running:
             self.state = [cell.take() for cell in cells]
             for cell in cells:
                 cell.lend(self)
-            #: Whether each is lent: not if servers keep its array.
-            self._is_lent = [cell.borrower is self for cell in cells]
 
     def store(self) -> None:
         """Returns the arrays to the cells, after all steps."""
@@ -98,9 +96,8 @@ class Running:
         A cell that another thread or a signal handler has assigned meanwhile keeps that value.
         """
         with signals_held:
-            for cell, array, is_lent in zip(self.cells, self.state, self._is_lent, strict=True):
-                if cell.borrower is self or not is_lent:
-                    cell.put(array)
+            for cell, array in zip(self.cells, self.state, strict=True):
+                cell.take_back(self, array)
 
 
 class ReplicaTrainer:

@@ -357,7 +357,8 @@ class ProgramCache:
                 if unfinished_steps:
                     unfinished_steps[-1].give_back()
                 brought = [
-                    None if self._is_own(cell) else self._read_only(cell) for cell in program.read
+                    None if self._is_own(cell) else self.placement.bring(cell.read())
+                    for cell in program.read
                 ]
                 program.taken, program.returned = [], []
                 unfinished_steps.append(program)

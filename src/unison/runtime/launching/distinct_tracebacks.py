@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from unison.runtime.launching.workers import BETWEEN_ERRORS, MISSES_ANOTHER, OnLine
+from unison.runtime.launching.workers import BETWEEN_ERRORS, MISSES_ANOTHER, TRACEBACK, OnLine
 from unison.tracebacks import NOTE, is_filtering
-
-_BEGINNING = "Traceback (most recent call last):"
 
 #: The number of lines after which a traceback is shown though its error has not been printed.
 _MOST_LINES = 1000
@@ -63,7 +61,7 @@ class DistinctTracebacks:
                 lines.append(line)
                 if not line.startswith(" ") or len(lines) >= _MOST_LINES:
                     self._finish(worker)
-            elif line == _BEGINNING:
+            elif line == TRACEBACK:
                 self._begun[worker] = [line]
             elif worker not in self._is_left_out or not _belongs_to_a_traceback(line):
                 self._is_left_out.discard(worker)

@@ -55,6 +55,9 @@ _LINES_KEPT = 200
 _LAST_WORDS = 0.5
 _OUTPUT_GRACE = 2.0
 
+#: The first line of Python's tracebacks.
+TRACEBACK = "Traceback (most recent call last):"
+
 #: The endings of Python's sentence between the tracebacks of two errors.
 BETWEEN_ERRORS = ("direct cause of the following exception:", "another exception occurred:")
 
@@ -156,7 +159,7 @@ class Worker(abc.ABC):
     def last_lines(self) -> list[str]:
         """Returns its last traceback, including chained ones; else its last lines."""
         lines = list(self._lines)
-        starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+        starts = [i for i, line in enumerate(lines) if line.startswith(TRACEBACK)]
         if not starts:
             return lines[-10:]
         start = starts.pop()
