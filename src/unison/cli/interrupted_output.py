@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 
-from unison.runtime.launching.workers import OnLine
+from unison.runtime.launching.workers import MISSES_ANOTHER, TRACEBACK, OnLine
 
 #: The beginnings of what Python prints for an uncaught error.
-_BEGINNINGS = ("Traceback (most recent call last):", "KeyboardInterrupt")
+_BEGINNINGS = (TRACEBACK, "KeyboardInterrupt")
 
 #: The last lines of a worker that was interrupted, or that lost an interrupted one.
 _ENDS_BY_INTERRUPT = ("KeyboardInterrupt", "has failed: KeyboardInterrupt")
 
 
 class InterruptedOutput:
-    """Passes on the workers' lines; after an interrupt, without the resulting tracebacks.
+    """Passes on the workers' lines; after an interrupt, without the resulting errors.
 
     Args:
         show: Called with a worker and a line, in any thread.
@@ -29,6 +29,7 @@ class InterruptedOutput:
         0 saved
         >>> output.end()
         0 bye
+        >>> output(1, "UnavailableError: The connection to the coordinator is closed")
     """
 
     def __init__(self, show: OnLine):
@@ -45,6 +46,8 @@ class InterruptedOutput:
             if worker in self._held:
                 self._held[worker].append(line)
                 return
+            if self._is_interrupted and MISSES_ANOTHER.match(line):
+                return  # it misses what Ctrl-C has ended, as is expected
         self._show(worker, line)
 
     def interrupt(self) -> None:
