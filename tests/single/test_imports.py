@@ -50,9 +50,11 @@ OF_THE_FACE = {
     "unison.tf.patches",
     "unison.tf.random_stream",
     "unison.tf.tensor_spec",
+    "unison.tf.trace_types",
     "unison.tf.variable_slices",
     "unison.train",
     "unison.train.random_state",
+    "unison.unsupported",
 }
 
 
