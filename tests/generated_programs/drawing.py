@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from typing import Any
 
 from generated_programs.choices import Input, Layer, Optimizer, Output, Program
@@ -167,13 +168,13 @@ def consistent(program: Program) -> Program:
 
 def _with_fewer_conflicts(program: Program) -> Program:
     """Returns a consistent program, but for what a change has made necessary."""
-    outputs, inputs = program.outputs, program.inputs
+    outputs = program.outputs
     change: dict[str, Any] = {}
-    is_own_sum = program.applying == "clip_sums" and program.step != "loop"
-    if program.step not in TAPED or (is_own_sum and _has_idle_replicas(program)):
-        # A replica without examples computes the gradients of padding, of which only the optimizer
-        # knows that they do not count: a sum by hand in `fit` has them, which is a fault.
+    if program.step not in TAPED:
         change["applying"] = "apply"
+    elif program.applying == "clip_sums" and program.step != "loop" and _has_idle_replicas(program):
+        # A mean over no examples is NaN, as on TensorFlow, and so is a sum by hand that has it.
+        program = _with_layers(program, _without_means)
     if program.step == "stateless" or program.applying != "apply":
         # Keras' loss scale is not known while its optimizer is not built, as in its guide's step.
         # It belongs to one optimizer, whose `apply_gradients` takes it out of the gradients.
@@ -216,10 +217,7 @@ def _with_fewer_conflicts(program: Program) -> Program:
         if not _is_even(program):
             # A function that is given to `run` divides means by the number of replicas, as on
             # TensorFlow: that is the mean over the global batch where replicas have equal shares.
-            change |= {"head": _without_means(program.head)}
-            change["inputs"] = tuple(
-                dataclasses.replace(each, layers=_without_means(each.layers)) for each in inputs
-            )
+            program = _with_layers(program, _without_means)
             if program.loop_loss in ("local_average", "loss_object"):
                 change["loop_loss"] = "global_batch"
     program = dataclasses.replace(program, **change)
@@ -259,6 +257,14 @@ def _is_even(program: Program) -> bool:
     """Whether all replicas have equal shares of all batches, and batches are equal."""
     sizes = {*program.batches(), program.batch}
     return len(sizes) == 1 and program.batch % program.replicas == 0
+
+
+def _with_layers(
+    program: Program, change: Callable[[tuple[Layer, ...]], tuple[Layer, ...]]
+) -> Program:
+    """Returns a program whose layers are changed."""
+    inputs = tuple(dataclasses.replace(each, layers=change(each.layers)) for each in program.inputs)
+    return dataclasses.replace(program, inputs=inputs, head=change(program.head))
 
 
 def _without_means(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:

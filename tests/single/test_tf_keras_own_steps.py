@@ -4,6 +4,7 @@ What TensorFlow answers is in `tests/parity/programs/own_steps.py`. Here are the
 TensorFlow's replicas would not add up to one device: uneven ones, weights, masks.
 """
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -22,7 +23,11 @@ def strategy(request):
     return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(request.param)])
 
 
-def built(loss_of, loss="mse", add=None, **layer):
+def all_reduce(op, values):
+    return tf.distribute.get_replica_context().all_reduce(op, values)
+
+
+def built(loss_of, loss="mse", add=None, sums_by_hand=False, **layer):
     """A model whose step differentiates `loss_of(model, x, y, weights, predictions)`."""
 
     class OwnStep(tf.keras.Model):
@@ -32,7 +37,12 @@ def built(loss_of, loss="mse", add=None, **layer):
                 predictions = self(x, training=True)
                 value = loss_of(self, x, y, weights, predictions)
             gradients = tape.gradient(value, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            if sums_by_hand:
+                gradients = all_reduce("SUM", gradients)
+            self.optimizer.apply_gradients(
+                zip(gradients, self.trainable_variables, strict=True),
+                skip_gradients_aggregation=sums_by_hand,
+            )
             return {}
 
     keras.utils.set_random_seed(3)
@@ -91,6 +101,54 @@ def test_a_sum_divided_by_the_global_batch(strategy):
         strategy,
         lambda model, x, y, weights, predictions: tf.reduce_sum(errors(y, predictions)) / BATCH,
     )
+
+
+def test_gradients_that_the_step_sums(strategy):
+    assert_as_on_one_device(strategy, average, sums_by_hand=True)
+
+
+def test_gradients_of_an_embedding_that_the_step_sums(strategy):
+    def add(hidden):
+        tokens = tf.keras.layers.Lambda(lambda values: tf.cast(values > 0, "int32"))(hidden)
+        embedded = tf.keras.layers.Flatten()(tf.keras.layers.Embedding(2, 2)(tokens))
+        return tf.keras.layers.Concatenate()([hidden, embedded])
+
+    assert_as_on_one_device(strategy, average, add=add, sums_by_hand=True)
+
+
+def test_examples_that_the_step_counts(strategy):
+    def loss(model, x, y, weights, predictions):
+        count = all_reduce("SUM", tf.cast(tf.shape(x)[0], tf.float32))
+        return tf.reduce_sum(errors(y, predictions)) / count
+
+    assert_as_on_one_device(strategy, loss)
+
+
+def test_a_variable_that_counts_examples(strategy):
+    with strategy.scope():
+        seen = tf.Variable(0, aggregation=tf.VariableAggregation.SUM)
+
+        def loss(model, x, y, weights, predictions):
+            seen.assign_add(tf.shape(x)[0])
+            return average(model, x, y, weights, predictions)
+
+        model = built(loss)
+    model.fit(X, Y, BATCH, shuffle=False, verbose=0)
+    assert seen.numpy() == len(X)
+
+
+def needing_examples(model, x, y, weights, predictions):
+    """Centers the predictions by the smallest, which no examples have."""
+    return average(model, x, y, weights, predictions - tf.stop_gradient(jnp.min(predictions)))
+
+
+def test_a_step_that_cannot_compute_without_examples():
+    # On four replicas, the last one has no examples of the last batch.
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(4)])
+    with strategy.scope():
+        trained(needing_examples)
+        with pytest.raises(RuntimeError, match=r"no examples.*zero-size array.*drop_remainder"):
+            trained(needing_examples, sums_by_hand=True)
 
 
 def test_a_loss_object_that_the_step_calls(strategy):

@@ -9,9 +9,12 @@ of replicas are traced one after the other, a `Presence` records which values an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from unison.thread_local import ThreadLocal
+
+T = TypeVar("T")
 
 
 class Presence:
@@ -32,6 +35,14 @@ class Presence:
         """Context manager in which a class is traced."""
         with _current.bound_to(self):
             yield
+
+    def of_all(self, trace_all: Callable[[], T]) -> T:
+        """Returns `trace_all()`, repeated until no class lacks what those after it have."""
+        while True:
+            self.has_grown = False
+            traces = trace_all()
+            if not self.has_grown:
+                return traces
 
     def restart(self) -> None:
         """Resets the count of operations: a class is traced from its first operation on."""

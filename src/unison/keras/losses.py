@@ -104,9 +104,11 @@ class GlobalLoss:
             replica_share(self._share, ScaledBy.GRADIENTS),  # not scaled there
         ):
             local = self.of_replica(y_true, y_pred, sample_weight)
+        reduction = self.of_replica.reduction
+        if tuple(local.shape) == (0,) and reduction not in (None, "none"):
+            local = ops.sum(local)  # Keras leaves no values as they are.
         is_scaled_here = scale_of_losses() is not None
         masks = [mask for mask in (get_keras_mask(y_pred), *masks) if mask is not None]
-        reduction = self.of_replica.reduction
         if reduction == "sum":
             return local / self._share if self._share and not is_scaled_here else local
         if reduction == "mean_with_sample_weight":

@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from unison.cells import Cell, Layout
+from unison.collectives.presence import Presence
 from unison.compression.reporting import bytes_in
 from unison.data import Shares, count_examples
 from unison.data.distribution.own_rows import (
@@ -638,10 +639,14 @@ class CompiledStep:
         diverging: set[int] = set()
 
         def trace_all() -> list[StepTrace]:
-            return [
-                self._tracer.trace(count, shares, structure, leaves, state, diverging)
-                for count in classes
-            ]
+            presence = Presence()
+            with presence.traced():
+                return presence.of_all(
+                    lambda: [
+                        self._tracer.trace(count, shares, structure, leaves, state, diverging)
+                        for count in classes
+                    ]
+                )
 
         traces = trace_all()
         if self._tracer.combine_extremes(traces, state):
@@ -674,8 +679,7 @@ class CompiledStep:
             pieces = zip([*donated, *read_only], [*donated_state, *read_only_state], strict=True)
             for index, piece in pieces:
                 inputs[index] = _enter(cells[index], piece)
-            rows = max(classes[position], 1)
-            outputs = jaxpr_as_fun(trace.jaxpr)(*inputs, *(leaf[:rows] for leaf in batch))
+            outputs = jaxpr_as_fun(trace.jaxpr)(*inputs, *(leaf[: trace.rows] for leaf in batch))
             num_results = trace.results.num_leaves
             results = jax.tree.unflatten(trace.results, outputs[:num_results])
             end = num_results + len(returned)

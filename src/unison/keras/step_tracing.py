@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr
 
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import all_reduce, all_reduce_packed
+from unison.collectives.presence import from_the_first_operation
 from unison.conversion import called
 from unison.data import Shares
 from unison.keras.control_flow import methods_converted
@@ -32,6 +33,7 @@ from unison.program.tracing import traced
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS
 from unison.strategies import Strategy
+from unison.strategies.context import with_filler
 from unison.strategies.replica_share import ScaledBy, replica_share
 
 logger = logging.getLogger("unison")
@@ -63,17 +65,23 @@ _EXTREMES = {Update.MAX: "MAX", Update.MIN: "MIN"}
 METRICS_OF_ALL = "metrics of all replicas"
 
 
+#: What operations raise that cannot compute with no examples, such as a maximum.
+_NEED_EXAMPLES = (IndexError, TypeError, ValueError, ZeroDivisionError)
+
+
 @dataclasses.dataclass(frozen=True)
 class StepTrace:
     """A step as traced for the replicas with the same number of examples.
 
     Attributes:
         jaxpr: Maps the flat state and the batch to the results and the new flat state.
+        rows: The number of rows of the batch.
         results: The structure of the results.
         written: The indices of the state that it changes.
     """
 
     jaxpr: ClosedJaxpr
+    rows: int
     results: Any
     written: set[int]
 
@@ -147,8 +155,31 @@ class StepTracer:
     ) -> StepTrace:
         """Traces the step of a replica that gets `count` examples.
 
+        A replica without examples gets none from a step that assigns, as on TensorFlow. Where
+        something in the step needs some, and in steps for Keras on JAX, it gets a row of zeros,
+        whose results do not count.
+
         The indices of other variables whose copies it leaves different are added to `diverging`.
         """
+        args = (shares, structure, leaves, flat, diverging)
+        if count or not self._assigns:
+            return self._trace(count, max(count, 1), *args)
+        try:
+            return self._trace(count, 0, *args)
+        except _NEED_EXAMPLES as error:
+            with with_filler(error):
+                return self._trace(count, 1, *args)
+
+    def _trace(
+        self,
+        count: int,
+        rows: int,
+        shares: Shares,
+        structure: Any,
+        leaves: list[Any],
+        flat: list[Any],
+        diverging: set[int],
+    ) -> StepTrace:
         share = count / shares.examples
         tree: Any = None
 
@@ -156,6 +187,7 @@ class StepTracer:
             nonlocal tree
             batch = args[len(flat) :]
             with (
+                from_the_first_operation(),
                 replica_of_step(self._model, self._strategy, share, self._assigns),
                 values_known_equal() as equal,
                 whole_state(self.cells, args[: len(flat)]) as state,
@@ -196,7 +228,6 @@ class StepTracer:
             return [*results, *new_flat]
 
         avals = [_replica_aval(c, a) for c, a in zip(self.cells, flat, strict=True)]
-        rows = max(count, 1)
         avals += [jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in leaves]
         with self._strategy.placement.tracing():
             try:
@@ -209,7 +240,9 @@ class StepTracer:
         inputs = jaxpr.jaxpr.invars[: len(flat)]
         outputs = jaxpr.jaxpr.outvars[len(jaxpr.jaxpr.outvars) - len(flat) :]
         pairs = enumerate(zip(inputs, outputs, strict=True))
-        return StepTrace(jaxpr, tree, {index for index, (old, new) in pairs if new is not old})
+        return StepTrace(
+            jaxpr, rows, tree, {index for index, (old, new) in pairs if new is not old}
+        )
 
     def logs_without_metrics(
         self, logs: Any, before: list[Any], metrics: list[Any]

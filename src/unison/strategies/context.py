@@ -33,6 +33,9 @@ class _Frame:
     replica_context: ReplicaContext | None
 
 
+#: What a function raised for no rows, where the replica that is being traced has filler.
+_refused_without_examples: ThreadLocal[Exception | None] = ThreadLocal(None)
+
 _frames: ThreadLocal[list[_Frame]] = ThreadLocal(default_factory=list)
 _lasting_scope: ThreadLocal[contextlib.ExitStack | None] = ThreadLocal(None)
 
@@ -82,6 +85,18 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         scope = contextlib.ExitStack()
         scope.enter_context(strategy.scope())
         _lasting_scope.value = scope
+
+
+@contextlib.contextmanager
+def with_filler(error: Exception) -> Iterator[None]:
+    """Inside, the replica computes with a row of zeros, since it has no examples. Combining what
+    comes of it with the values of other replicas is refused.
+
+    Args:
+        error: What the function raised when it was given no rows.
+    """
+    with _refused_without_examples.bound_to(error):
+        yield
 
 
 def strategy_in_scope() -> Strategy | None:
@@ -222,8 +237,16 @@ class ReplicaContext:
         """Whether there are other replicas to combine values with.
 
         Raises:
-            RuntimeError: There are others, but this is outside the program that they run.
+            RuntimeError: There are others, but this is outside the program that they run, or the
+                replica has filler; see `with_filler`.
         """
+        if (error := _refused_without_examples.value) is not None:
+            raise RuntimeError(
+                "A replica has no examples of a batch. The step combines values of the replicas, "
+                "and must be able to compute with no examples, but raised "
+                f"{type(error).__name__}: {error}. Give every replica examples (drop_remainder="
+                "True leaves out a small last batch), or let the step compute with empty arrays."
+            ) from error
         if self._is_traced:
             return True
         if self.num_replicas_in_sync > 1:

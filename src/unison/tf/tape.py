@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from unison.collectives.presence import present_anywhere
 from unison.runtime.private_jax import (
     Recording,
 )
@@ -187,7 +188,8 @@ class GradientTape:
                 None, or zeros.
 
         Returns:
-            A nest like `sources`. Embeddings have dense gradients.
+            A nest like `sources`. Embeddings have dense gradients. On a replica without examples
+            there are zeros where the others have gradients.
 
         Raises:
             RuntimeError: A tape that is not persistent was used before.
@@ -205,6 +207,13 @@ class GradientTape:
         given = nest.flatten(sources)
         flat_sources = list(map(values_of, given))
         gradients = self._flat_gradients(targets, flat_sources, output_gradients, unconnected)
+        connected = present_anywhere([gradient is not None for gradient in gradients])
+        gradients = [
+            filled(gradient, source, UnconnectedGradients.ZERO) if is_connected else None
+            for gradient, source, is_connected in zip(
+                gradients, flat_sources, connected, strict=True
+            )
+        ]
         return nest.pack_sequence_as(sources, list(map(_in_rows_of, given, gradients)))
 
     def _flat_gradients(
