@@ -70,11 +70,37 @@ def test_of_a_worker_that_has_lost_the_failed_one_the_error_is_shown(output, sho
     assert shown[4:] == [(0, lost)]
 
 
+@pytest.mark.parametrize("following", [[], ["", NOTE]], ids=["no note", "a note"])
+def test_so_it_is_if_its_traceback_comes_first(output, shown, following):
+    lost = "unison.errors.UnavailableError: worker 1 has failed: ValueError: a"
+    print_all(output, 0, [*OTHER, lost, *following])
+    assert shown == []
+    print_all(output, 1, [*TRAINING, "ValueError: a"])
+    assert shown == [*of(1, [*TRAINING, "ValueError: a"]), (0, lost)]
+
+
 def test_of_workers_that_have_lost_another_that_printed_nothing_one_is_shown(output, shown):
     lost = "unison.errors.UnavailableError: worker 2 has died"
-    print_all(output, 0, [*TRAINING, lost])
-    print_all(output, 1, [*OTHER, lost])
-    assert shown == [*of(0, [*TRAINING, lost]), (1, lost)]
+    print_all(output, 0, [*TRAINING, lost, NOTE])
+    print_all(output, 1, [*OTHER, lost, NOTE])
+    output.close()
+    assert shown == [*of(0, [*TRAINING, lost, NOTE]), (1, lost)]
+
+
+def test_a_worker_that_goes_on_after_it_has_lost_another_shows_its_traceback(output, shown):
+    lost = "unison.errors.UnavailableError: worker 2 has died"
+    print_all(output, 0, [*TRAINING, lost, "step 1"])
+    assert shown == of(0, [*TRAINING, lost, "step 1"])
+
+
+def test_the_cause_of_having_lost_another_is_held_too(output, shown):
+    lost = "unison.errors.UnavailableError: worker 2 has died"
+    between = ["", "The above exception was the direct cause of the following exception:", ""]
+    chained = [*TRAINING, lost, *between, *OTHER, lost]
+    print_all(output, 0, chained)
+    assert shown == []
+    output.close()
+    assert shown == of(0, [*TRAINING, lost, *between, lost])
 
 
 def test_chained_errors_are_shown_once(output, shown):

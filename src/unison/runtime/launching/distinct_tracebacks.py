@@ -19,8 +19,9 @@ class DistinctTracebacks:
 
     All workers run the same program, so that a mistake in it fails on all of them. Of the second
     and later ones, whose frames are the same, only the error is shown. So it is for a worker whose
-    error is that it has lost another one, if that one's traceback is shown already. The lines of a
-    traceback are passed on together, without those of other workers between them.
+    error is that it has lost another one, once that one's traceback is shown. Until then its own is
+    held: it may be the first that arrives. The lines of a traceback are passed on together, without
+    those of other workers between them.
 
     `UNISON_LOG=debug` passes on all lines as they come.
 
@@ -44,6 +45,8 @@ class DistinctTracebacks:
         self._is_on = is_filtering()
         #: The lines of the tracebacks that are being printed, by worker.
         self._begun: dict[int, list[str]] = {}
+        #: The tracebacks, and the lines that follow them, of workers that have lost another one.
+        self._held: dict[int, list[list[str]]] = {}
         #: The frames of the tracebacks that were shown.
         self._shown: set[tuple[str, ...]] = set()
         #: The workers whose last lines were of a traceback that was not shown.
@@ -63,18 +66,38 @@ class DistinctTracebacks:
                     self._finish(worker)
             elif line == TRACEBACK:
                 self._begun[worker] = [line]
-            elif worker not in self._is_left_out or not _belongs_to_a_traceback(line):
-                self._is_left_out.discard(worker)
-                self._show(worker, line)
+            elif worker in self._held and _belongs_to_a_traceback(line):
+                self._held[worker].append([line])
+            else:
+                self._release(worker)  # It goes on, and so may the others.
+                self._pass_on(worker, line)
 
     def close(self) -> None:
-        """Passes on the lines of tracebacks that were not completed."""
+        """Passes on the lines of tracebacks that were held or not completed."""
         with self._lock:
             for worker in list(self._begun):
                 self._finish(worker)
+            for worker in list(self._held):
+                self._release(worker)
 
     def _finish(self, worker: int) -> None:
         lines = self._begun.pop(worker)
+        if MISSES_ANOTHER.match(lines[-1]) and not self._shown:
+            self._held.setdefault(worker, []).append(lines)
+            return
+        self._release(worker)
+        self._pass_on_traceback(worker, lines)
+        for other in list(self._held):
+            self._release(other)
+
+    def _release(self, worker: int) -> None:
+        for lines in self._held.pop(worker, []):
+            if lines[0] == TRACEBACK:
+                self._pass_on_traceback(worker, lines)
+            else:
+                self._pass_on(worker, lines[0])
+
+    def _pass_on_traceback(self, worker: int, lines: list[str]) -> None:
         *frames, error = lines
         is_same = tuple(frames) in self._shown
         if is_same or (self._shown and MISSES_ANOTHER.match(error)):
@@ -84,6 +107,11 @@ class DistinctTracebacks:
             self._is_left_out.discard(worker)
             self._shown.add(tuple(frames))
         for line in lines:
+            self._show(worker, line)
+
+    def _pass_on(self, worker: int, line: str) -> None:
+        if worker not in self._is_left_out or not _belongs_to_a_traceback(line):
+            self._is_left_out.discard(worker)
             self._show(worker, line)
 
 
