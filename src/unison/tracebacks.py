@@ -4,13 +4,15 @@ An error that leaves the package passes through a public function decorated with
 which removes the frames of libraries from its traceback, as Keras and JAX do in theirs. What
 remains is the path through the user's code to the line that failed, including functions that a
 library called. An error that a library raised because of another one counts as one failure: it
-keeps the other one as its `__context__`, and Python prints only the last one.
+keeps the other one as its `__context__`, and Python prints only the last one. Contexts that a
+signal handler has left open are ended there, too, as their frames are found in the traceback.
 
 `UNISON_LOG=debug` leaves tracebacks as they are, and so does JAX's `JAX_TRACEBACK_FILTERING=off`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -34,6 +36,8 @@ _LIBRARIES = ("unison", "jax", "jaxlib", "keras")
 #: `functools`), and shown where the user's code calls them (`json`).
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _SITE_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+
+_END_OF_CONTEXT = contextlib._GeneratorContextManager.__exit__.__code__
 
 #: The beginning of the note that JAX adds to an error whose traceback it has filtered.
 _NOTE_OF_JAX = "--------------------\nFor simplicity, JAX has removed its internal frames"
@@ -77,11 +81,25 @@ def filter_traceback(function: _Function) -> _Function:
         except StopIteration:  # which ends every iteration over a dataset
             raise
         except BaseException as error:
+            end_contexts(error)
             shorten(error)
             # Not `raise error`, which would add this frame again.
             raise
 
     return entered  # type: ignore[return-value]
+
+
+def end_contexts(error: BaseException) -> None:
+    """Ends the context managers that a signal handler interrupted as they were about to end.
+
+    A handler can raise at the first instruction of the `__exit__` of a generator's context manager.
+    What follows the generator's `yield` would run when the error is deleted; a notebook keeps it.
+    """
+    for each in _chain(error):
+        for trace in _walk(each.__traceback__):
+            frame = trace.tb_frame
+            if frame.f_code is _END_OF_CONTEXT:
+                frame.f_locals["self"].gen.close()  # does nothing if the generator has ended
 
 
 def shorten(error: BaseException) -> None:
@@ -198,6 +216,16 @@ def _filtered(frames: _Frames) -> TracebackType | None:
         if not is_hidden:
             shown = TracebackType(shown, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
     return shown
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Returns an error, the one that led to it, and so on."""
+    known: set[int] = set()
+    remaining: BaseException | None = error
+    while remaining is not None and id(remaining) not in known:
+        known.add(id(remaining))
+        yield remaining
+        remaining = remaining.__cause__ or remaining.__context__
 
 
 def _walk(trace: TracebackType | None) -> Iterator[TracebackType]:

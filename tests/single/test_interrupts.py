@@ -1,18 +1,23 @@
 """Signal handlers that raise, Ctrl-C among them, never leave variables between two steps."""
 
+import contextlib
 import functools
 import os
 import pathlib
 import random
 import signal
+import sys
 import threading
 import time
 
+import keras
 import numpy as np
 import pytest
 
 import unison
+import unison.tf as tf
 from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
+from unison.lifting import current_lift
 from unison.runtime.interrupts import (
     is_of_a_signal_handler,
     signals_held,
@@ -494,3 +499,58 @@ print(np.isfinite(model.get_weights()[0]).all(), int(model.optimizer.iterations.
 def test_a_host_function_that_raises_in_fit_leaves_the_steps_before_it():
     done = run_program(FITTED, env={"UNISON_CPU_DEVICES": "2"}, imported=("jax", "keras"))
     assert done.stdout.splitlines() == ["True 6", "True 8"], done.stderr[-3000:]
+
+
+END_OF_CONTEXT = contextlib._GeneratorContextManager.__exit__.__code__
+
+
+def interrupted_where_a_context_ends(call, number):
+    """Calls `call`; a handler raises where a context ends for the `number`th time.
+
+    Returns the error, of which Keras can make another one; None if there are fewer contexts.
+    """
+    ended = 0
+
+    def profile(frame, event, argument):
+        nonlocal ended
+        if event == "call" and frame.f_code is END_OF_CONTEXT:
+            ended += 1
+            if ended == number:
+                signal.raise_signal(signal.SIGUSR1)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except Exception as error:
+        if ended < number:
+            raise
+        return error
+    finally:
+        sys.setprofile(None)
+    return None
+
+
+@pytest.mark.parametrize("loop", ["run", "function", "fit"])
+def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_their_ends(handler, loop):
+    """The errors are kept, as a notebook does: nothing ends the scopes later."""
+    strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        total = unison.Variable(1.0)
+
+    def begin():
+        """Returns a call that traces."""
+        if loop == "fit":
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            return lambda: model.fit(np.ones((4, 1)), np.ones((4, 1)), batch_size=4, verbose=0)
+        step = lambda: strategy.run(lambda: total.assign(total + 1.0))  # noqa: E731
+        return tf.function(step) if loop == "function" else step
+
+    kept = []
+    while error := interrupted_where_a_context_ends(begin(), len(kept) + 1):
+        kept.append(error)
+        assert not unison.has_strategy()
+        assert current_lift() is None
+        assert np.isfinite(total.numpy())
+    assert len(kept) > 10

@@ -49,7 +49,7 @@ from unison.strategies.equal_copies import EqualCopies
 from unison.strategies.extended import StrategyExtended
 from unison.strategies.scope_observers import observed_scope
 from unison.strategies.tuning import Tuning, arrays_of_run, key_of_run
-from unison.tracebacks import filter_traceback, shorten
+from unison.tracebacks import end_contexts, filter_traceback, shorten
 from unison.unsupported import UnsupportedMember
 from unison.values import PerReplica, is_distributed, is_numeric
 
@@ -278,7 +278,9 @@ class Strategy:
                 self.equal_copies.check((cell, cell.stored()) for cell in cells)
             return result
         except BaseException as error:
-            shorten(error)  # here, since `filter_traceback` would cost another call
+            # `filter_traceback` would cost another call.
+            end_contexts(error)
+            shorten(error)
             raise
 
     @filter_traceback
