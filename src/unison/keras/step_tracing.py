@@ -65,7 +65,7 @@ _EXTREMES = {Update.MAX: "MAX", Update.MIN: "MIN"}
 METRICS_OF_ALL = "metrics of all replicas"
 
 
-#: What operations raise that cannot compute with no examples, such as a maximum.
+#: The errors of operations that cannot compute with no examples, such as a maximum.
 _NEED_EXAMPLES = (IndexError, TypeError, ValueError, ZeroDivisionError)
 
 

@@ -33,7 +33,7 @@ class _Frame:
     replica_context: ReplicaContext | None
 
 
-#: What a function raised for no rows, where the replica that is being traced has filler.
+#: The error of a function that was given no rows, where the replica that is traced has filler.
 _refused_without_examples: ThreadLocal[Exception | None] = ThreadLocal(None)
 
 _frames: ThreadLocal[list[_Frame]] = ThreadLocal(default_factory=list)
