@@ -457,9 +457,11 @@ class ElasticGroup:
         with signals_held:
             self.loops = loops
             is_alone = self.view is not None and self.num_members == 1
-            if is_alone or self._is_aside or self.is_joining:
+            is_outside = self._is_aside or self.is_joining
+            if is_alone or (is_outside and self._communicator is None):
                 return
-            self._is_aside = True
+            # Where it was about to enter a view, the others give that view up.
+            self._is_aside = not self.is_joining
             self._membership.cut()
             self.leave()
 
