@@ -18,30 +18,25 @@ T = TypeVar("T")
 
 
 class Presence:
-    """Records which values of each collective operation the classes of replicas have.
-
-    Attributes:
-        has_grown: Whether a class had a value that those before it lacked: all must then be traced
-            again.
-    """
+    """Records which values of each collective operation the classes of replicas have."""
 
     def __init__(self) -> None:
-        self.has_grown = False
+        #: Whether a class had a value that those before it lacked.
+        self._has_grown = False
         self._of_operations: list[list[bool]] = []
         self._next = 0
 
-    @contextlib.contextmanager
-    def traced(self) -> Iterator[None]:
-        """Context manager in which a class is traced."""
-        with _current.bound_to(self):
-            yield
-
     def of_all(self, trace_all: Callable[[], T]) -> T:
-        """Returns `trace_all()`, repeated until no class lacks what those after it have."""
+        """Returns `trace_all()`, repeated until no class lacks what those after it have.
+
+        Args:
+            trace_all: Traces every class from its beginning (`from_the_first_operation`).
+        """
         while True:
-            self.has_grown = False
-            traces = trace_all()
-            if not self.has_grown:
+            self._has_grown = False
+            with _current.bound_to(self):
+                traces = trace_all()
+            if not self._has_grown:
                 return traces
 
     def restart(self) -> None:
@@ -56,7 +51,7 @@ class Presence:
         if len(known) != len(present):
             return list(present)  # which leads to a LockstepError
         merged = [before or here for before, here in zip(known, present, strict=True)]
-        self.has_grown = self.has_grown or merged != known
+        self._has_grown = self._has_grown or merged != known
         self._of_operations[number] = merged
         return merged
 

@@ -639,14 +639,12 @@ class CompiledStep:
         diverging: set[int] = set()
 
         def trace_all() -> list[StepTrace]:
-            presence = Presence()
-            with presence.traced():
-                return presence.of_all(
-                    lambda: [
-                        self._tracer.trace(count, shares, structure, leaves, state, diverging)
-                        for count in classes
-                    ]
-                )
+            return Presence().of_all(
+                lambda: [
+                    self._tracer.trace(count, shares, structure, leaves, state, diverging)
+                    for count in classes
+                ]
+            )
 
         traces = trace_all()
         if self._tracer.combine_extremes(traces, state):

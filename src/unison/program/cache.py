@@ -594,21 +594,20 @@ class ProgramCache:
             return [self._trace(function, arguments, first_of_class[0], None, may_create, is_known)]
         known: list[tuple[int, ...]] = []
         presence = Presence()
-        while True:
-            presence.has_grown = False
-            traces = []
-            wanted = []
+
+        def trace_all() -> tuple[list[_Trace], list[int]]:
+            traces, wanted = [], []
             for replica in first_of_class:
                 try:
-                    with presence.traced():
-                        trace = self._trace(
-                            function, arguments, replica, known, may_create, is_known
-                        )
-                    traces.append(trace)
+                    traces.append(
+                        self._trace(function, arguments, replica, known, may_create, is_known)
+                    )
                 except SizeWanted as here:
                     wanted.append(here.own)
-            if not wanted and presence.has_grown:
-                continue
+            return traces, wanted
+
+        while True:
+            traces, wanted = presence.of_all(trace_all)
             if not wanted:
                 return traces
             if traces:
