@@ -11,6 +11,7 @@ import pytest
 import unison
 from parameter_server_threads import clusters, until
 from unison.errors import CancelledError
+from unison.keras.step import CompiledStep
 from unison.net.array_messages import Connection
 from unison.parameter_server import FixedShardsPartitioner
 from unison.parameter_server.store import Store
@@ -172,6 +173,27 @@ def test_a_fit_that_is_interrupted_where_it_cancels_its_calls_trains_no_further(
         model.fit(X, Y, 8, steps_per_epoch=5000, verbose=0, callbacks=[callback])
     assert int(model.optimizer.iterations.numpy()) <= 8 + 1
     assert coordinator.done()
+
+
+def test_steps_after_an_interrupted_evaluation_are_kept(started, alarm_in):
+    strategy, _ = started(workers=1, servers=1)
+    model = model_on(strategy)
+    model.fit(X, Y, 8, verbose=0)
+    loss = model.evaluate(X, 3 * Y, 8, verbose=0)
+
+    def interrupted_evaluation():
+        alarm_in(CompiledStep, "__call__")
+        with pytest.raises(AlarmError):
+            model.evaluate(X, Y, 8, verbose=0)
+
+    interrupted_evaluation()
+    assert model.evaluate(X, 3 * Y, 8, verbose=0) == loss  # without the interrupted one's batch
+    interrupted_evaluation()
+    model.fit(X, Y, 8, epochs=2, verbose=0)
+    trained = model.get_weights()
+    model.evaluate(X, Y, 8, verbose=0)
+    for weight, expected in zip(model.get_weights(), trained, strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def test_calls_of_an_interrupted_loop_are_cancelled_and_those_of_others_run(started):

@@ -7,6 +7,7 @@ import pytest
 import unison
 import unison.tf as tf
 from unison.data import Dataset
+from unison.keras.step import CompiledStep
 from unison.parameter_server import FixedShardsPartitioner
 
 
@@ -178,6 +179,44 @@ def test_the_last_arrays_validate(started):
     history = model.fit(x, y, validation_split=0.25, batch_size=4, verbose=0).history
     expected = model.evaluate(x[12:], y[12:], verbose=0)
     assert history["val_loss"] == pytest.approx([expected[0]], rel=1e-5)
+
+
+def test_what_workers_train_during_an_evaluation_is_kept(started, monkeypatch):
+    x, y = examples()
+    strategy, coordinator = started()
+    with strategy.scope():
+        model = compiled()
+        count = unison.Variable(0)
+    model.fit(x, y, verbose=0)
+    before = model.layers[0].kernel.numpy()
+
+    def step():
+        model.layers[0].kernel.assign_add(np.ones((4, 8), np.float32))
+        count.assign_add(1)
+
+    def train_and_evaluate(*args):
+        coordinator.schedule(step)
+        coordinator.join()
+        return evaluate(*args)
+
+    evaluate = CompiledStep.__call__
+    monkeypatch.setattr(CompiledStep, "__call__", train_and_evaluate)
+    model.evaluate(x, y, batch_size=16, verbose=0)
+    assert int(count) == 4
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), before + 4, rtol=1e-6)
+
+
+def test_averages_replace_the_weights_at_the_end_of_fit(started):
+    x, y = examples()
+    strategy, _ = started()
+    weights = []
+    for each in (unison.OneDeviceStrategy("CPU:0"), strategy):
+        with each.scope():
+            model = compiled(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    for own, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
 
 
 def test_layers_list_the_shards_of_their_weights(started):

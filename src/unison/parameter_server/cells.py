@@ -213,7 +213,7 @@ def _plain(name: str) -> str:
 class RemoteCell(Cell):
     """A variable whose single copy is on the servers; see `Cell`."""
 
-    __slots__ = ("_dtype", "_remote", "_shape", "shards")
+    __slots__ = ("_dtype", "_remote", "_shape", "_taken", "shards")
 
     def __init__(self, placement: Placement, value: Any, **annotations: Any):
         #: The shards of the rows; empty until there is a value.
@@ -221,6 +221,8 @@ class RemoteCell(Cell):
         self._remote = placement
         self._shape: tuple[int, ...] = ()
         self._dtype: Any = None
+        #: Refers to the value that was taken last.
+        self._taken: Callable[[], jax.Array | None] = lambda: None
         super().__init__(placement, value, **annotations)
         if self.layout is Layout.LOCAL:
             self.layout = Layout.MIRRORED
@@ -232,6 +234,13 @@ class RemoteCell(Cell):
         """The servers' placement."""
         assert isinstance(self._remote, RemotePlacement)
         return self._remote
+
+    @property
+    def store(self) -> Store:
+        """The servers, once they have what a loop of this process has changed."""
+        if self.borrower is not None:
+            self.borrower.give_back()
+        return self.remote.store
 
     def _place(self, value: Any) -> Any:
         """Sends `value` to the servers; only its description is kept locally."""
@@ -259,7 +268,8 @@ class RemoteCell(Cell):
                 f"Variable {self.name!r} on parameter servers keeps its shape {self._shape}. "
                 f"Received: shape {array.shape}"
             )
-        self.remote.store.assign(self.shards, array.astype(self._dtype, copy=False))
+        self.store.assign(self.shards, array.astype(self._dtype, copy=False))
+        self.borrower = None
         return self._array
 
     def _describe(self) -> None:
@@ -290,19 +300,30 @@ class RemoteCell(Cell):
             return jnp.asarray(self._fetched(), dtype=self._dtype)
 
     def take(self) -> jax.Array:
-        return self.stored()
+        array = self.stored()
+        self._taken = weakref.ref(array)
+        return array
 
     def copy_later(self, copy: Callable[[], None]) -> None:
         """Calls `copy` immediately: workers may change the value at any time."""
         copy()
 
     def lend(self, borrower: Borrower) -> None:
-        """Does nothing: the servers keep their state, whoever borrows it."""
+        """Notes who returns a newer value, perhaps. The servers keep theirs, which workers use."""
+        self.borrower = borrower
 
     def take_back(self, borrower: Borrower, array: jax.Array) -> None:
-        self.put(array)
+        """Writes what `borrower` has changed, unless the cell has been assigned in the meantime.
+
+        What it has only read, workers may have changed.
+        """
+        if self.borrower is borrower:
+            self.borrower = None
+            if array is not self._taken():
+                self.put(array)
 
     def put(self, array: jax.Array | None) -> None:
+        self.borrower = None
         if not isinstance(array, jax.ShapeDtypeStruct):
             self._place(array)
 
@@ -316,7 +337,7 @@ class RemoteCell(Cell):
         return self.stored()
 
     def _fetched(self) -> np.ndarray:
-        return self.remote.store.read([self.shards])[0]
+        return self.store.read([self.shards])[0]
 
     def numpy(self) -> np.ndarray:
         if self._array is None:

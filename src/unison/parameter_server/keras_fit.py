@@ -133,6 +133,8 @@ class ParameterServerTrainer(ReplicaTrainer):
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
+        if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
+            model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(logs)
         history: keras.callbacks.History = model.history
         return history

@@ -34,7 +34,7 @@ class VariableShard:
 
     def numpy(self) -> np.ndarray:
         """Returns the rows."""
-        return np.array(self._cell.remote.store.read([[self._shard]])[0])
+        return np.array(self._cell.store.read([[self._shard]])[0])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
@@ -50,7 +50,7 @@ class VariableShard:
             raise ValueError(
                 f"Expected shape {self.shape} for {self.name!r}. Received: shape {array.shape}"
             )
-        self._cell.remote.store.assign([self._shard], array)
+        self._cell.store.assign([self._shard], array)
         return self
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ def read_rows(variable: Any, indices: Sequence[int] | np.ndarray) -> np.ndarray:
             f"Expected indices from 0 to {rows - 1} for {cell.name!r}. Received: {indices!r}"
         )
     unique, where = np.unique(wanted, return_inverse=True)
-    (found,) = cell.remote.store.pull(Wanted([], [(cell.shards, unique)]))[1]
+    (found,) = cell.store.pull(Wanted([], [(cell.shards, unique)]))[1]
     taken: np.ndarray = found[where.reshape(wanted.shape)]
     return taken
 
