@@ -3,6 +3,8 @@
 See `random_programs`, which says what a program is, and runs one alone.
 """
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -99,6 +101,17 @@ def test_round_off_is_not_a_difference():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(comparing.TOLERANCES, "float32", (0.0, 0.0))
         assert complaint_about(program) is None
+
+
+def test_round_off_of_one_device_in_half_precision_is_not_a_difference():
+    # The bias of a convolution has a sum over all places and examples for a gradient.
+    drawn = dataclasses.replace(draw_program(5, 124), replicas=4, examples=6, batch=6)
+    assert drawn.policy == "mixed_bfloat16"
+    assert complaint_about(drawn) is None
+
+
+def test_a_difference_in_half_precision_that_float32_does_not_explain_is_found(wrong_gradients):
+    assert fails(dataclasses.replace(LARGE, policy="mixed_bfloat16"))
 
 
 def test_layers_that_ask_keras_for_a_dtype_compute_in_double_precision_too():
