@@ -191,19 +191,17 @@ class HardFit(Loop):
 
 
 class HardFunction(Loop):
-    """A `tf.function` of several steps of `strategy.run`, which is one program."""
+    """A `tf.function` of several steps, without a strategy: one program."""
 
     tolerance = 0.0
     steps_per_call = 2
     calls_per_report = 5
     batches = 8
 
-    def __init__(self, strategy: Any, keras: Callable[[], Any]):
-        self.strategy = strategy
-        numbers = np.repeat(np.arange(self.batches), BATCH)
-        rows = tf.data.Dataset.from_tensor_slices((numbers, *hard_data(self.batches)))
-        self.dataset = rows.batch(BATCH).repeat()
-        with strategy.scope():
+    def __init__(self, keras: Callable[[], Any], strategy: Any = None):
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.x, self.y = hard_data(self.batches)
+        with self.strategy.scope():
             self.keras = keras()
             self.model, self.optimizer = hard_model(self.keras)
             self.optimizer.build(self.model.trainable_variables)
@@ -213,19 +211,18 @@ class HardFunction(Loop):
                 "sum": on_read(tf.VariableAggregation.SUM),
                 "mean": on_read(tf.VariableAggregation.MEAN),
             }
-        self.iterator: Any = None
         self.train = tf.function(self.several_steps)
-        self.test = tf.function(lambda x, y: strategy.run(self.test_step, args=(x, y)))
+        self.test = tf.function(lambda x, y: self.strategy.run(self.test_step, args=(x, y)))
 
-    def several_steps(self, batches: Any) -> None:
-        for batch in batches:
-            self.strategy.run(self.step, args=(batch,))
+    def several_steps(self, first: Any) -> None:
+        for number in range(self.steps_per_call):
+            rows = (first + number) % self.batches * BATCH + tf.range(BATCH)
+            self.step(tf.gather(self.x, rows), tf.gather(self.y, rows))
 
     def call(self) -> None:
-        self.train([next(self.iterator) for _ in range(self.steps_per_call)])
+        self.train(tf.constant(self.steps()))
 
-    def step(self, batch: Any) -> None:
-        _, x, y = batch
+    def step(self, x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             outputs = self.model(x, training=True)
             losses = self.keras.losses.binary_crossentropy(y, outputs, from_logits=True)
@@ -242,7 +239,6 @@ class HardFunction(Loop):
         return tf.reduce_sum(tf.abs(self.model(x) - tf.cast(y, tf.float32)))
 
     def run(self, steps: int) -> None:
-        self.find_place()
         self.metric.reset_state()
         for call in range(1, max(1, steps // self.steps_per_call) + 1):
             self.call()
@@ -251,24 +247,8 @@ class HardFunction(Loop):
                 self.metric.result()
                 self.metric.reset_state()
 
-    def find_place(self) -> None:
-        """Continues with the batch after the last that was trained on.
-
-        An interruption loses the batches of at most one call.
-        """
-        steps = self.steps()
-        iterator, self.iterator = self.iterator, None
-        if iterator is not None:
-            (number, *_), *_ = self.strategy.experimental_local_results(next(iterator)[0])
-            lost = (int(number) - steps) % self.batches
-            assert lost <= self.steps_per_call, (steps, number)
-        dataset = self.dataset.skip(steps % self.batches)
-        self.iterator = iter(self.strategy.experimental_distribute_dataset(dataset))
-
     def step_alone(self) -> None:
         self.metric.reset_state()
-        if self.iterator is None:
-            self.find_place()
         self.call()
 
     def steps(self) -> int:
@@ -288,20 +268,48 @@ class HardFunction(Loop):
 
 
 class HardFunctionOfIterator(HardFunction):
-    """One that reads the batches itself: each step is then a program."""
+    """A `tf.function` of several steps of `strategy.run`, which are programs of their own."""
+
+    def __init__(self, keras: Callable[[], Any], strategy: Any):
+        super().__init__(keras, strategy)
+        numbered = (np.repeat(np.arange(self.batches), BATCH), self.x, self.y)
+        self.dataset = tf.data.Dataset.from_tensor_slices(numbered).batch(BATCH).repeat()
+        self.iterator: Any = None
 
     def several_steps(self, iterator: Any) -> None:
         for _ in range(self.steps_per_call):
-            self.strategy.run(self.step, args=(next(iterator),))
+            self.strategy.run(self.step_on, args=(next(iterator),))
+
+    def step_on(self, batch: Any) -> None:
+        _, x, y = batch
+        self.step(x, y)
 
     def call(self) -> None:
         self.train(self.iterator)
+
+    def run(self, steps: int) -> None:
+        self.find_place()
+        super().run(steps)
+
+    def find_place(self) -> None:
+        """Continues with the batch after the last that was trained on.
+
+        An interruption loses the batches of at most one call.
+        """
+        steps = self.steps()
+        iterator, self.iterator = self.iterator, None
+        if iterator is not None:
+            (number, *_), *_ = self.strategy.experimental_local_results(next(iterator)[0])
+            lost = (int(number) - steps) % self.batches
+            assert lost <= self.steps_per_call, (steps, number)
+        dataset = self.dataset.skip(steps % self.batches)
+        self.iterator = iter(self.strategy.experimental_distribute_dataset(dataset))
 
     def step_alone(self) -> None:
         self.metric.reset_state()
         if self.iterator is None:
             self.find_place()
-        self.strategy.run(self.step, args=(next(self.iterator),))
+        self.strategy.run(self.step_on, args=(next(self.iterator),))
 
 
 def on_read(aggregation: Any) -> Any:

@@ -333,9 +333,9 @@ LOOPS: dict[str, Callable[[], Loop]] = {
         unison.ModelParallelStrategy(["CPU:0", "CPU:1"], mesh={"batch": 2}, zero=3)
     ),
     "fit of a hard model": lambda: HardFit(mirrored(2), keras_of_the_form),
-    "function of a hard model": lambda: HardFunction(mirrored(2), keras_of_the_form),
+    "function of a hard model": lambda: HardFunction(keras_of_the_form),
     "function of a hard model and an iterator": lambda: HardFunctionOfIterator(
-        mirrored(2), keras_of_the_form
+        keras_of_the_form, mirrored(2)
     ),
     "train_on_batch": lambda: OnBatches(mirrored(2)),
     "evaluate": lambda: Evaluating(mirrored(2)),
@@ -414,6 +414,12 @@ def interrupt(run: Callable[[], None], rng: random.Random, longest: float) -> Ba
             is_armed = False
     except Interrupted as error:
         raised = raised or error
+        is_armed = False
+    except RuntimeError as error:
+        # A `threading.Condition` that is interrupted while it waits for its lock.
+        if not isinstance(error.__context__, Interrupted):
+            raise
+        raised = error
         is_armed = False
     signal.setitimer(signal.ITIMER_REAL, 0)
     return raised

@@ -558,13 +558,19 @@ class Cell:
             parts: The result of `own_parts` of that array, on the same devices.
 
         Raises:
-            ValueError: The parts are those of other devices or shapes.
+            ValueError: The parts are those of other devices or shapes, or have another dtype.
         """
         with LAUNCH_LOCK:
             if (form.layout, form.division) != (self.layout, self.division):
                 self._change_layout(form.layout, form.division)
             self.extreme = form.extreme
             array = self.stored()
+            dtypes = {part.dtype for part in parts}
+            if dtypes != {array.dtype}:
+                raise ValueError(
+                    f"Expected parts of dtype {array.dtype}. Received: "
+                    f"{sorted(str(dtype) for dtype in dtypes)}."
+                )
             if array.is_fully_replicated:
                 (whole,) = parts
                 if whole.shape != array.shape:

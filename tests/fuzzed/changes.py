@@ -24,7 +24,10 @@ def comparable(value):
     if isinstance(value, list | tuple):
         return [comparable(item) for item in value]
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return [str(value.dtype), repr(value.tolist())]
+        array = np.asarray(value)
+        is_large = array.size > 100_000 and not array.dtype.hasobject  # an image, say
+        values = array.tobytes() if is_large else repr(array.tolist())
+        return [str(value.dtype), array.shape, values]
     return value
 
 

@@ -412,6 +412,9 @@ def test_equal_datasets_are_registered_once_and_an_id_may_be_given():
 def test_a_dataset_that_was_not_registered_is_named():
     with pytest.raises(NotFoundError, match="'unknown' is not registered"):
         registry().dataset("unknown")
+    with pytest.raises(NotFoundError) as caught:
+        registry().dataset("x" * 100_000)  # as a corrupt journal may say
+    assert len(str(caught.value)) < 1000
 
 
 # -- a dispatcher that restarts ----------------------------------------------------------------

@@ -863,3 +863,10 @@ def test_slices_that_replicas_assign_are_combined(two_replicas, aggregation, exp
 def test_slice_outside_of_a_variable_is_not_assigned():
     with pytest.raises(IndexError, match="out of bounds"):
         unison.Variable([1.0]).assign_slice(3, 1.0)
+
+
+def test_parts_of_another_dtype_are_not_restored():
+    with unison.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        cell = unison.Variable(np.zeros(2, np.float32)).cell
+    with pytest.raises(ValueError, match=r"Expected parts of dtype float32. Received: \['\|V4'\]"):
+        cell.restore_parts(cell.stored_form, [np.zeros(2, "V4")])

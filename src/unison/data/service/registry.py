@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import reprlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,10 @@ from unison.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 
 #: A change of the registry.
 Event = dict[str, Any]
+
+#: Shows the beginning and the end of a long id.
+_shown = reprlib.Repr()
+_shown.maxstring = 200
 
 #: The events that workers and consumers wait for.
 _AWAITED = ("iteration", "ended", "complete", "removed")
@@ -146,9 +151,9 @@ class Registry:
         """
         if dataset_id not in self._datasets:
             raise NotFoundError(
-                message=f"Dataset {dataset_id!r} is not registered with this dispatcher. Call "
-                "register_dataset first; without fault_tolerant_mode, a dispatcher that restarts "
-                "has forgotten all datasets."
+                message=f"Dataset {_shown.repr(dataset_id)} is not registered with this "
+                "dispatcher. Call register_dataset first; without fault_tolerant_mode, a "
+                "dispatcher that restarts has forgotten all datasets."
             )
         return self._datasets[dataset_id]
 
