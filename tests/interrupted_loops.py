@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import unison.tf as tf
+from unison.runtime.interrupts import without_signals
 from unison.train import Checkpoint
 
 BATCH = 8
@@ -96,12 +97,13 @@ def hard_data(batches: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def copies(variables: Iterable[Any]) -> list[np.ndarray]:
-    """Reads variables: their values outside the replicas, and then every replica's copy."""
+    """Reads variables: their values outside the replicas, and every replica's copy of several."""
     values = []
     for variable in variables:
+        cell = getattr(variable, "cell", None)  # none of Keras' own before its first program
+        of_replicas = [] if cell is None else cell.copies()
         value = np.asarray(variable.numpy())
-        cell = getattr(variable, "cell", None)
-        values.append(np.stack([value, *(() if cell is None else cell.copies())]))
+        values.append(np.stack([value, *(of_replicas if len(of_replicas) > 1 else ())]))
     return values
 
 
@@ -211,6 +213,8 @@ class HardFunction(Loop):
                 "sum": on_read(tf.VariableAggregation.SUM),
                 "mean": on_read(tf.VariableAggregation.MEAN),
             }
+        # Of a metric outside of scopes, one variable is reset after the other, as on TensorFlow.
+        self.reset = without_signals(self.metric.reset_state)
         self.train = tf.function(self.several_steps)
         self.test = tf.function(lambda x, y: self.strategy.run(self.test_step, args=(x, y)))
 
@@ -239,16 +243,16 @@ class HardFunction(Loop):
         return tf.reduce_sum(tf.abs(self.model(x) - tf.cast(y, tf.float32)))
 
     def run(self, steps: int) -> None:
-        self.metric.reset_state()
+        self.reset()
         for call in range(1, max(1, steps // self.steps_per_call) + 1):
             self.call()
             if call % self.calls_per_report == 0:
                 self.test(*hard_data(1))
                 self.metric.result()
-                self.metric.reset_state()
+                self.reset()
 
     def step_alone(self) -> None:
-        self.metric.reset_state()
+        self.reset()
         self.call()
 
     def steps(self) -> int:
@@ -306,7 +310,7 @@ class HardFunctionOfIterator(HardFunction):
         self.iterator = iter(self.strategy.experimental_distribute_dataset(dataset))
 
     def step_alone(self) -> None:
-        self.metric.reset_state()
+        self.reset()
         if self.iterator is None:
             self.find_place()
         self.strategy.run(self.step_on, args=(next(self.iterator),))

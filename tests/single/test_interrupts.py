@@ -17,6 +17,7 @@ import pytest
 import unison
 import unison.tf as tf
 from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
+from unison.keras import variables
 from unison.lifting import current_lift
 from unison.runtime.interrupts import (
     is_of_a_signal_handler,
@@ -128,6 +129,43 @@ def test_a_metric_whose_reset_is_interrupted_is_zero_in_all_variables(handler):
     with pytest.raises(AlarmError):
         metric.reset_state()
     assert [float(variable.numpy()) for variable in metric.variables] == [0, 0]
+
+
+def interrupted_at_line(number, module, call):
+    """Calls `call` until the line of this number of a module; returns whether it came to it."""
+    left = number
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        left -= event == "line"
+        if event == "line" and not left:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except AlarmError:
+        return True
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+def test_a_keras_variable_keeps_its_value_wherever_its_first_program_is_interrupted(handler):
+    number = 1
+    while True:
+        weight = keras.Variable(np.arange(3.0))
+        if not interrupted_at_line(
+            number, variables, tf.function(lambda weight=weight: weight * 2.0)
+        ):
+            break
+        np.testing.assert_array_equal(weight.numpy(), [0, 1, 2])
+        number += 1
+    assert number > 10
 
 
 def test_handlers_are_there_again_wherever_the_end_is_interrupted(handler):

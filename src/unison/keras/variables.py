@@ -24,6 +24,7 @@ from unison.cells import (
 )
 from unison.eager_fallback import needs_python
 from unison.lifting import Lift, current_lift
+from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import OPTIMIZER, WEIGHTS, Placement
 from unison.thread_local import ThreadLocal
 
@@ -77,9 +78,11 @@ def adopt(variable: keras.Variable, placement: Placement) -> None:
                 "the scope of the strategy that trains it."
             )
         return
-    value = variable.__dict__.pop("_value", None)
-    variable.__dict__["_unison_cell"] = _new_cell(variable, placement, value)
-    variable.__class__ = ReplicatedVariable
+    cell = _new_cell(variable, placement, variable.__dict__.get("_value"))
+    with signals_held:  # it has its value before and after
+        variable.__dict__.pop("_value", None)
+        variable.__dict__["_unison_cell"] = cell
+        variable.__class__ = ReplicatedVariable
 
 
 def _new_cell(variable: keras.Variable, placement: Placement, value: Any) -> Cell:
