@@ -46,6 +46,7 @@ OF_THE_FACE = {
     "unison.storage.decoding",
     "unison.tf",
     "unison.tf.dtypes",
+    "unison.tf.keras_imports",
     "unison.tf.missing",
     "unison.tf.patches",
     "unison.tf.random_stream",
@@ -280,6 +281,57 @@ print(json.dumps([done.stdout.decode().strip(), done.stderr.decode()]))
 def test_keras_is_found_in_the_face_however_it_is_written(program):
     source = f"import json\n{program}\nprint(json.dumps(Dense(3).units))"
     assert answer_of(source, imported=("jax",), timeout=90) == 3
+
+
+#: A step that assigns, and an argument of Keras 2: Keras on JAX itself takes neither.
+TENSORFLOWS_MODEL = """
+import json, sys
+import numpy as np
+class Model(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+inputs = keras.Input((2,))
+model = Model(inputs, keras.layers.Dense(1)(inputs))
+model.compile(keras.optimizers.SGD(lr=0.1), "mse")
+model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+print(json.dumps([int(model.optimizer.iterations), keras.__spec__.loader.__class__.__name__]))
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", ""], ids=["variable", "file"])
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import unison.tf as tf; import keras",
+        "import unison.tf as tf; from keras import layers; import keras",
+        "import unison.tf as tf, importlib.util; importlib.util.find_spec('keras'); import keras",
+        "import unison.tf as tf; import unison.keras; import keras",
+        "import os; os.environ['KERAS_BACKEND'] = 'jax'; import keras; import unison.tf as tf",
+    ],
+    ids="after module-of-it asked-for ours before".split(),
+)
+def test_keras_by_its_own_name_is_tensorflows(imports, backend, tmp_path):
+    # What Keras writes where it has been used with TensorFlow.
+    (tmp_path / "keras.json").write_text('{"backend": "tensorflow"}')
+    env = {"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": backend}
+    source = imports + TENSORFLOWS_MODEL
+    assert answer_of(source, imported=("jax",), env=env, timeout=90) == [1, "SourceFileLoader"]
+
+
+def test_keras_on_another_backend_is_left_alone(tmp_path):
+    program = """
+import json, os, sys
+os.environ["KERAS_BACKEND"] = "numpy"
+import keras
+import unison.tf
+print(json.dumps([keras.backend.backend(), "unison.keras" in sys.modules]))
+"""
+    assert answer_of(program, imported=("jax",)) == ["numpy", False]
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():

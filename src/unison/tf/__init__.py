@@ -2,18 +2,19 @@
 
 Only names, thin adapters and TensorFlow's conveniences; the work is done below, and nothing else
 in the package imports this. Tensors are `jax.Array`s. Importing it starts no backend, brings in
-Keras only when `tf.keras` is used, and makes the changes that `patches` lists.
+Keras only when `tf.keras` is used, and makes the changes that `patches` lists; those of
+`keras.patches` where the program uses Keras, by whichever name.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import Any
 
 import unison
 from unison.lazy_loader import attach_stub
+from unison.tf.keras_imports import follow_keras
 from unison.tf.missing import MissingModules, names_missing_from
 from unison.tf.patches import patch_jax
 from unison.tf.random_stream import register_random_stream
@@ -39,9 +40,6 @@ patch_jax()
 sys.meta_path.append(MissingModules())
 register_random_stream()
 
-# A program may import Keras itself, which reads its backend once, when it is imported.
-os.environ.setdefault("KERAS_BACKEND", "jax")
-
 _missing = names_missing_from(__name__)
 
 
@@ -53,3 +51,6 @@ def __getattr__(name: str) -> Any:
     if name in _OF_KERAS:
         return getattr(importlib.import_module("unison.tf.keras"), name)
     return _missing(name)
+
+
+follow_keras()
