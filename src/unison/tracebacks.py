@@ -39,6 +39,9 @@ _SITE_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib"
 
 _END_OF_CONTEXT = contextlib._GeneratorContextManager.__exit__.__code__
 
+#: End what else a signal handler can leave open; called when an error leaves a public function.
+more_ends: list[Callable[[], object]] = []
+
 #: The beginning of the note that JAX adds to an error whose traceback it has filtered.
 _NOTE_OF_JAX = "--------------------\nFor simplicity, JAX has removed its internal frames"
 
@@ -100,6 +103,8 @@ def end_contexts(error: BaseException) -> None:
             frame = trace.tb_frame
             if frame.f_code is _END_OF_CONTEXT:
                 frame.f_locals["self"].gen.close()  # does nothing if the generator has ended
+    for end in more_ends:
+        end()
 
 
 def shorten(error: BaseException) -> None:

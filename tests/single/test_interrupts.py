@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 
+import jax
 import keras
 import numpy as np
 import pytest
+from jax._src import core
 
 import unison
 import unison.tf as tf
@@ -166,6 +168,36 @@ def test_a_keras_variable_keeps_its_value_wherever_its_first_program_is_interrup
         np.testing.assert_array_equal(weight.numpy(), [0, 1, 2])
         number += 1
     assert number > 10
+
+
+def test_variables_keep_their_values_where_a_program_meets_arguments_that_jax_does_not_know(
+    handler,
+):
+    """JAX then calls XLA from Python, which a handler can leave after XLA has overwritten them."""
+    strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        total = unison.Variable(0.0)
+    step = lambda: total.assign_add(1.0)  # noqa: E731
+    for _ in range(4):
+        strategy.run(step)
+    jax.clear_caches()
+    executed = 0
+
+    def profile(frame, event, argument):
+        nonlocal executed
+        is_of_jax = frame.f_code.co_filename.endswith("jax/_src/interpreters/pxla.py")
+        if event == "return" and is_of_jax and frame.f_code.co_name == "__call__":
+            executed += 1
+            signal.raise_signal(signal.SIGUSR1)
+
+    sys.setprofile(profile)
+    try:
+        with pytest.raises(AlarmError):
+            strategy.run(step)
+    finally:
+        sys.setprofile(None)
+    assert executed
+    assert float(total.numpy()) == 5
 
 
 def test_handlers_are_there_again_wherever_the_end_is_interrupted(handler):
@@ -539,7 +571,11 @@ def test_a_host_function_that_raises_in_fit_leaves_the_steps_before_it():
     assert done.stdout.splitlines() == ["True 6", "True 8"], done.stderr[-3000:]
 
 
-END_OF_CONTEXT = contextlib._GeneratorContextManager.__exit__.__code__
+#: Of a generator's context manager, and of the one in which JAX traces a function.
+ENDS_OF_CONTEXTS = (
+    contextlib._GeneratorContextManager.__exit__.__code__,
+    core.set_current_trace.__exit__.__code__,
+)
 
 
 def interrupted_where_a_context_ends(call, number):
@@ -551,7 +587,7 @@ def interrupted_where_a_context_ends(call, number):
 
     def profile(frame, event, argument):
         nonlocal ended
-        if event == "call" and frame.f_code is END_OF_CONTEXT:
+        if event == "call" and frame.f_code in ENDS_OF_CONTEXTS:
             ended += 1
             if ended == number:
                 signal.raise_signal(signal.SIGUSR1)
@@ -590,5 +626,6 @@ def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_their_ends(handle
         kept.append(error)
         assert not unison.has_strategy()
         assert current_lift() is None
+        assert not isinstance(jax.numpy.ones(1), jax.core.Tracer)
         assert np.isfinite(total.numpy())
     assert len(kept) > 10

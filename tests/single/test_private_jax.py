@@ -6,10 +6,11 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from subprocess_program import SOURCE, run_program
-from unison.runtime.private_jax import counted_costs, dtype_before_cast
+from unison.runtime.private_jax import counted_costs, dtype_before_cast, with_cache_misses
 
 PRIVATE = SOURCE / "unison/runtime/private_jax.py"
 
@@ -69,6 +70,24 @@ def test_no_other_file_of_the_room_imports_private_names():
     others = [f for f in pathlib.Path(PRIVATE).parent.glob("*.py") if f != PRIVATE]
     assert [f.name for f in others if "import jax._src" in f.read_text()] == []
     assert [f.name for f in others if "from jax._src" in f.read_text()] == []
+
+
+def test_a_jitted_function_calls_python_only_for_arguments_that_it_does_not_know():
+    misses = []
+
+    def around(miss):
+        def noted(*args):
+            misses.append(args)
+            return miss(*args)
+
+        return noted
+
+    add = with_cache_misses(jax.jit(lambda x, y: x + y, donate_argnums=0), around)
+    for x in (jnp.ones(3), jnp.ones(3), jnp.ones(4)):
+        np.testing.assert_array_equal(add(x, 1.0), np.full(x.shape, 2.0))
+        assert x.is_deleted()
+    assert len(misses) == 2
+    assert "add" in add.lower(jnp.ones(3), 1.0).as_text()
 
 
 def test_operations_are_counted_in_a_module_that_is_not_compiled():

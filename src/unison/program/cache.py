@@ -370,8 +370,9 @@ class ProgramCache:
                 returned = program.returned = []
                 # Not by an assignment: after a call, Python may run a signal handler before it
                 # assigns. When `extend` returns, it has stored the result of the call, and JAX's
-                # call is not Python code. It is called only if no handler has ended this step, by
-                # reading a variable or running a program: then the step begins again.
+                # call is not Python code, or holds signals. It is called only if no handler has
+                # ended this step, by reading a variable or running a program: then the step begins
+                # again.
                 returned.extend(
                     map(jitted, compress((donated,), unfinished_steps), (read_only,), (operands,))
                 )
@@ -383,8 +384,10 @@ class ProgramCache:
                 raise RuntimeError(INSIDE_A_TRANSFORMATION)
             for cell, old, value in zip(program.written, donated, new_values, strict=True):
                 cell.exchange(old, value)
+            program.execute.held.release()
         except BaseException as error:
             program.give_back()
+            program.execute.held.release()
             if isinstance(error, jax.errors.JaxRuntimeError):
                 program.execute.explain(error, (donated, read_only, operands))
             raise

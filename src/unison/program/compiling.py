@@ -14,7 +14,9 @@ from unison.collectives.communication import CommunicationOptions
 from unison.lowering.gathering import gathered_where_used
 from unison.program import numerics
 from unison.runtime.elastic import ElasticProgram
+from unison.runtime.interrupts import HeldCall
 from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, Placement
+from unison.runtime.private_jax import with_cache_misses
 from unison.runtime.replica_function import PlacedProgram, ReplicaFunction
 
 MIRRORED = PartitionSpec()
@@ -111,6 +113,10 @@ class Executable:
         self._part = part
         #: See `PlacedProgram`. Code that calls it passes errors to `explain`.
         self.jitted = program.jitted
+        #: Holds signals where JAX's call of it is Python code; to be released after each call.
+        self.held = HeldCall()
+        if program.jitted is not None:
+            self.jitted = with_cache_misses(program.jitted, self.held.around)
 
     def __call__(self, *args: Any) -> Any:
         try:

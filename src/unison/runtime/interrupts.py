@@ -130,6 +130,33 @@ class SignalsHeld:
 signals_held = SignalsHeld()
 
 
+class HeldCall:
+    """Holds signal handlers from inside a call until its results have been stored.
+
+    JAX's compiled code calls Python where it does not know its arguments, and a handler could then
+    end the call after XLA has overwritten them.
+    """
+
+    def __init__(self) -> None:
+        self._is_holding = False
+
+    def around(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Returns `function`, wrapped so that handlers are held from its first call on."""
+
+        def held(*args: Any, **kwargs: Any) -> T:
+            signals_held.__enter__()
+            self._is_holding = True
+            return function(*args, **kwargs)
+
+        return held
+
+    def release(self) -> None:
+        """Delivers the signals that have arrived, if handlers are held."""
+        if self._is_holding:
+            self._is_holding = False
+            signals_held.__exit__()
+
+
 def without_signals(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function`, wrapped so that signal handlers are held while it runs."""
 

@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 import functools
 import logging
+import os
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +58,8 @@ import numpy as np
 # module's own devices are. Needed: the same for any module.
 # `array`: the class of arrays, which is not `jax.Array`: its methods are extended by `unison.tf`.
 # Needed: a way to register what an array does with an index that JAX does not know.
+# A jitted function's state is that of its pickle: it names the function that is called for unknown
+# arguments. Needed: a hook around that.
 # The parameters of a scan equation are not public either; they are read here because they changed
 # between versions.
 from jax._src import (
@@ -97,6 +101,10 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import PartitionSpec
 from jaxlib import _jax, xla_client
 from jaxlib.version import __version__ as jaxlib_version
+
+from unison.tracebacks import more_ends
+
+_FOLDER_OF_JAX = os.path.dirname(jax.__file__) + os.sep
 
 #: Compiling a program ends the process (SIGSEGV, in Shardy) if a `shard_map` in it has an input
 #: without elements and one with some. It does not with jaxlib 0.11.1 and 0.12.
@@ -413,9 +421,55 @@ def scan_with(
     return extra, [*values, *stacked]
 
 
+def with_cache_misses(
+    jitted: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Any:
+    """Returns a jitted function like `jitted`, for which `around` wraps the function in Python that
+    it calls where its compiled code does not know the arguments.
+    """
+    state = jitted.__getstate__()
+    kind: Any = type(jitted)
+    made = kind.__new__(kind)
+    made.__setstate__({**state, "cache_miss": around(state["cache_miss"])})
+    vars(made).update(vars(jitted))
+    return made
+
+
 def nothing_is_traced() -> bool:
     """Returns whether this thread computes eagerly, outside all functions that JAX traces."""
-    return core.trace_state_clean()
+    return core.trace_state_clean() or _leave_ended_trace()
+
+
+def _leave_ended_trace() -> bool:
+    """Makes this thread compute eagerly again if it is in the trace of a function that has ended.
+
+    A signal handler that raises just as JAX's trace is about to end leaves the thread in it.
+
+    Returns:
+        Whether it was.
+    """
+    trace: Any = core.trace_ctx.trace
+    while isinstance(trace, _Following):
+        trace = trace.parent_trace
+    if trace is core.eval_trace or any(map(_is_of_jax, _stack())):
+        return False
+    core.trace_ctx.set_trace(core.eval_trace)
+    return True
+
+
+def _stack() -> Iterator[types.FrameType]:
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_of_jax(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_FOLDER_OF_JAX)
+
+
+# As soon as a public function has ended: the next computation may not ask.
+more_ends.append(nothing_is_traced)
 
 
 class TraceLevel:
