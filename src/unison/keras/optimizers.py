@@ -60,13 +60,13 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         lift = current_lift()
         if lift is not None and _compresses(optimizer):
             with lift.equal_writes():
-                return _apply_statelessly(
+                return apply_statelessly(
                     optimizer, stateless_apply_global, grads, trainable_variables
                 )
         weights = trainable_variables or getattr(optimizer, "_trainable_variables", ())
         with _global_gradients(grads, weights, optimizer) as summed:
             if current_lift() and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                return _apply_statelessly(optimizer, stateless_apply, summed, trainable_variables)
+                return apply_statelessly(optimizer, stateless_apply, summed, trainable_variables)
             return apply(summed, trainable_variables)
 
     @functools.wraps(stateless_apply)
@@ -145,7 +145,7 @@ def values_known_equal() -> Iterator[list[Any]]:
         yield known
 
 
-def _apply_statelessly(
+def apply_statelessly(
     optimizer: keras.optimizers.Optimizer,
     stateless_apply: Callable[..., Any],
     grads: Sequence[Any],
@@ -156,7 +156,7 @@ def _apply_statelessly(
     A program only sees what is assigned there if the conditional returns it.
     """
     if not optimizer.built:
-        optimizer.build(trainable_variables)
+        optimizer.build(list(trainable_variables or ()))
     # In the order in which the optimizer was built.
     weights = trainable_variables or optimizer._trainable_variables
     of_variable = {id(variable): grad for variable, grad in zip(weights, grads, strict=True)}

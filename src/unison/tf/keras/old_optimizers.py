@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from unison.collectives import ReduceOp
+from unison.keras.optimizers import apply_statelessly
 from unison.lifting import current_lift
 from unison.strategies import get_replica_context
 from unison.strategies.context import in_cross_replica_context
@@ -168,20 +169,7 @@ class LossScaleMethods:
 
         Keras' own assigns variables in the branches of a conditional, which JAX does not allow.
         """
-        if not self.built:
-            self.build(list(trainable_variables))
-        weights = self._trainable_variables
-        given = weights if trainable_variables is None else trainable_variables
-        of_weight = {id(weight): grad for weight, grad in zip(given, grads, strict=True)}
-        new_weights, new_variables = self.stateless_apply(
-            [variable.value for variable in self.variables],
-            [of_weight.get(id(weight)) for weight in weights],
-            [weight.value for weight in weights],
-        )
-        for variable, value in zip(
-            (*weights, *self.variables), (*new_weights, *new_variables), strict=True
-        ):
-            variable.assign(value)
+        apply_statelessly(self, self.stateless_apply, grads, trainable_variables)
 
     @property
     def loss_scale(self: Any) -> Any:
