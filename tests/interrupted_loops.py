@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import unison.tf as tf
-from unison.runtime.interrupts import without_signals
+from unison.interrupts import without_signals
 from unison.train import Checkpoint
 
 BATCH = 8

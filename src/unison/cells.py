@@ -21,8 +21,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from unison.interrupts import signals_held
 from unison.runtime.devices import LAUNCH_LOCK
-from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import (
     REPLICA_AXIS,
     WHOLE,

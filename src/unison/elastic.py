@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 from unison.cells import Cell, Layout, live_cells
 from unison.data import DistributedDataset, DistributedIterator
+from unison.interrupts import is_of_a_signal_handler, signals_held, without_signals
 from unison.runtime.elastic import ElasticOptions as Options
 from unison.runtime.elastic import Entry, GroupChanged, elastic_group
-from unison.runtime.interrupts import is_of_a_signal_handler, signals_held, without_signals
 from unison.train import random_state
 from unison.train.handover import Handover
 from unison.train.in_memory import InMemoryCheckpoints, in_memory_checkpoints

@@ -19,6 +19,7 @@ FLOORS = (
     "errors",
     "unsupported",
     "tracebacks",
+    "interrupts",
     "thread_local",
     "names",
     "storage",

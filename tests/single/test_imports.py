@@ -42,6 +42,7 @@ OF_UNISON = {
 OF_THE_FACE = {
     "unison.errors",
     "unison.identity_key",
+    "unison.interrupts",
     "unison.storage",
     "unison.storage.decoding",
     "unison.tf",

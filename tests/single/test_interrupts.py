@@ -19,15 +19,15 @@ from jax._src import core
 import unison
 import unison.tf as tf
 from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
-from unison.keras import variables
-from unison.lifting import current_lift
-from unison.runtime.interrupts import (
+from unison.interrupts import (
     is_of_a_signal_handler,
     signals_held,
     wait_for_event,
     wait_until,
     without_signals,
 )
+from unison.keras import variables
+from unison.lifting import current_lift
 
 #: A program: its form, how many signals, a seed and the loops are its arguments.
 TESTS = pathlib.Path(__file__).parents[1]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import struct
 
 import ml_dtypes
@@ -206,3 +207,18 @@ def test_a_shared_lock_is_held_by_several(tmp_path):
         assert locks.lock(one, shared=True)
         assert locks.lock(other, shared=True)
         assert not locks.lock(other)
+
+
+def test_the_error_of_a_signal_handler_says_nothing_about_the_file():
+    class AlarmError(Exception):
+        pass
+
+    def handler(number, frame):
+        raise AlarmError
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(AlarmError), decoding.decoding("state"):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from unison.runtime.interrupts import without_signals
+from unison.interrupts import without_signals
 from unison.strategies.replica_share import current_share
 
 

@@ -21,13 +21,13 @@ import keras
 from unison.collectives import aggregate
 from unison.collectives.presence import present_anywhere
 from unison.compression import LocalTraining
+from unison.interrupts import without_signals
 from unison.keras.aggregation import aggregation_method_of, compression_of
 from unison.keras.compression import compressed_sums, state_variables, synchronized_weights
 from unison.keras.sharded_update import sharded_apply, updates_parts
 from unison.keras.variables import ReplicatedVariable, adopt, placed_as
 from unison.lifting import current_lift
 from unison.profiling.regions import UPDATE
-from unison.runtime.interrupts import without_signals
 from unison.runtime.private_jax import dtype_before_cast
 from unison.strategies import get_replica_context
 from unison.strategies.replica_share import ScaledBy, current_share

@@ -30,6 +30,7 @@ from unison.data.distribution.own_rows import (
     shares_of,
     whole_like,
 )
+from unison.interrupts import signals_held
 from unison.jaxprs import calls_host
 from unison.keras.grouping import Trial, group_size_of, grouped, is_measured, stacking
 from unison.keras.own_rows import example_of, require_equal_shapes
@@ -54,7 +55,6 @@ from unison.program.host_errors import errors_of_callbacks
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, piece_on
 from unison.runtime.elastic import ElasticPlacement
-from unison.runtime.interrupts import signals_held
 from unison.runtime.planned import ProgramPlanned
 from unison.runtime.process_group import all_gather_json
 from unison.runtime.replica_function import ReplicaFunction, StepsInALoop

@@ -20,6 +20,7 @@ from unison.collectives import all_reduce, all_reduce_packed
 from unison.collectives.presence import from_the_first_operation
 from unison.conversion import called
 from unison.data import Shares
+from unison.interrupts import signals_held
 from unison.keras.control_flow import methods_converted
 from unison.keras.losses import with_global_reductions
 from unison.keras.metric_states import Update, updates_of
@@ -30,7 +31,6 @@ from unison.keras.stateful_step import StatefulStep
 from unison.lifting import combine_writes, seen_from_outside
 from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import traced
-from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS
 from unison.strategies import Strategy
 from unison.strategies.context import with_filler

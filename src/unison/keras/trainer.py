@@ -25,6 +25,7 @@ from unison.cells import Cell
 from unison.data import Shares, count_examples
 from unison.data.leaves import shape_of
 from unison.data.statistics import metered
+from unison.interrupts import signals_held, without_signals
 from unison.keras.feeding import Feeder
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
@@ -47,7 +48,6 @@ from unison.keras.step_tracing import OTHERS, replica_of_step
 from unison.keras.text_input import TextEncoder, build_on_text
 from unison.keras.variables import adopt_all
 from unison.profiling.regions import FORWARD
-from unison.runtime.interrupts import signals_held, without_signals
 from unison.strategies import Strategy, has_strategy, observing
 from unison.strategies.batch_shares import MeasuredShares
 from unison.strategies.default import default_strategy

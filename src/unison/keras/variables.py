@@ -23,8 +23,8 @@ from unison.cells import (
     VariableSynchronization,
 )
 from unison.eager_fallback import needs_python
+from unison.interrupts import signals_held
 from unison.lifting import Lift, current_lift
-from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import OPTIMIZER, WEIGHTS, Placement
 from unison.thread_local import ThreadLocal
 

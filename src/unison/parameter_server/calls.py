@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from unison.errors import CancelledError
+from unison.interrupts import signals_held, wait_for_event, wait_until
 from unison.parameter_server.per_worker import PerWorkerIterator
-from unison.runtime.interrupts import signals_held, wait_for_event, wait_until
 from unison.values import PerReplica
 
 #: The maximum number of waiting calls.

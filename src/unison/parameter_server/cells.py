@@ -21,10 +21,10 @@ import numpy as np
 
 from unison.cells import Borrower, Cell, Layout, VariableAggregation, VariableSynchronization
 from unison.compression.quantized import Quantized
+from unison.interrupts import signals_held
 from unison.parameter_server.partitioners import Partitioner
 from unison.parameter_server.shared import current_store
 from unison.parameter_server.store import Shard, Store
-from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import Placement
 from unison.runtime.precision import array_type
 from unison.runtime.replica_function import PlacedProgram, ReplicaFunction

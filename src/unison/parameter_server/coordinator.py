@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from unison.interrupts import signals_held
 from unison.parameter_server.calls import RemoteValue
 from unison.parameter_server.dispatching import Dispatcher
 from unison.parameter_server.per_worker import PerWorkerDataset
 from unison.parameter_server.store import Store
-from unison.runtime.interrupts import signals_held
 
 if TYPE_CHECKING:
     from unison.parameter_server.strategy import ParameterServerStrategy

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from unison.conversion import called
+from unison.interrupts import signals_held
 from unison.parameter_server.calls import RemoteValue
 from unison.parameter_server.cells import RemotePlacement
 from unison.parameter_server.per_worker import IteratorOfCall, PerWorkerIterator
@@ -25,7 +26,6 @@ from unison.parameter_server.programs import (
 )
 from unison.program.arguments import Static, describe
 from unison.program.identity import identity
-from unison.runtime.interrupts import signals_held
 from unison.runtime.precision import array_type
 
 

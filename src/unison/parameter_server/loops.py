@@ -12,8 +12,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Protocol
 
+from unison.interrupts import signals_held
 from unison.parameter_server.cells import RemotePlacement
-from unison.runtime.interrupts import signals_held
 
 
 class SchedulesCalls(Protocol):

@@ -7,8 +7,8 @@ import itertools
 import weakref
 from typing import Any
 
+from unison.interrupts import signals_held
 from unison.parameter_server.programs import next_batch, on_workers_only
-from unison.runtime.interrupts import signals_held
 
 
 class PerWorkerDataset:

@@ -13,11 +13,11 @@ import numpy as np
 
 from unison import errors
 from unison.errors import OpError, UnavailableError
+from unison.interrupts import signals_held
 from unison.net.array_messages import Connection, Message, NoRoomError
 from unison.parameter_server.compressed import Encoding, received
 from unison.parameter_server.messages import connect
 from unison.parameter_server.pulse import Pulse
-from unison.runtime.interrupts import signals_held
 
 #: Seconds after which a main thread that waits for an answer delivers pending signals.
 _SECONDS_OF_A_WAIT = 0.05

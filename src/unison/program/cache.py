@@ -22,6 +22,7 @@ from unison.collectives.presence import Presence, from_the_first_operation
 from unison.collectives.uneven import GatherSizes, SizeWanted
 from unison.conversion import called
 from unison.eager_fallback import needs_python
+from unison.interrupts import signals_held
 from unison.jaxprs import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
@@ -58,7 +59,6 @@ from unison.program.smaller_group import described_for, shapes_of
 from unison.program.tracing import called_on, trace_over_cells, used_cells
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.elastic import ElasticPlacement
-from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import Placement
 from unison.runtime.replica_function import ReplicaFunction
 from unison.values import PerReplica

@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout
 from unison.collectives.communication import CommunicationOptions
+from unison.interrupts import HeldCall
 from unison.lowering.gathering import gathered_where_used
 from unison.program import numerics
 from unison.runtime.elastic import ElasticProgram
-from unison.runtime.interrupts import HeldCall
 from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, Placement
 from unison.runtime.private_jax import with_cache_misses
 from unison.runtime.replica_function import PlacedProgram, ReplicaFunction

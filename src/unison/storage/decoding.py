@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from unison.errors import DataLossError, OpError
+from unison.interrupts import is_of_a_signal_handler
 
 #: The maximum length of an invalid value in a message.
 _SHOWN = 300
@@ -47,7 +48,7 @@ def decoding(where: str, remedy: str = "") -> Iterator[None]:
 
     Raises:
         DataLossError: The block has raised an error other than those of `unison.errors`, of
-            a missing package, or of too little memory.
+            a missing package, of too little memory, or of a signal handler.
 
     Examples:
         >>> with decoding("state", "Remove it to begin from the start."):
@@ -60,6 +61,8 @@ def decoding(where: str, remedy: str = "") -> Iterator[None]:
     except (OpError, ImportError, MemoryError):
         raise
     except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
         raise corrupt(where, _reason(error), remedy) from error
 
 

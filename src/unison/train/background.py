@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from unison.runtime.interrupts import wait_until
+from unison.interrupts import wait_until
 
 logger = logging.getLogger("unison")
 

@@ -22,11 +22,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from unison.interrupts import signals_held
 from unison.runtime import liveness, process_group
 from unison.runtime.agreement import Talk
 from unison.runtime.elastic.group import Entry
 from unison.runtime.host_memory import PROCESS, WorkerMemory, about_process, worker_memory
-from unison.runtime.interrupts import signals_held
 from unison.storage.memory_slots import Record
 from unison.train.background import BackgroundWriter
 from unison.train.loop_state import LoopState

@@ -23,11 +23,11 @@ import numpy as np
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.data import count_examples
 from unison.errors import InternalError
+from unison.interrupts import is_of_a_signal_handler, without_signals
 from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
-from unison.runtime.interrupts import is_of_a_signal_handler, without_signals
 from unison.train.fit_position import FitPosition, FitReporter, catch_batches
 from unison.train.handover import Handover
 from unison.train.keras_backup import forget_backups

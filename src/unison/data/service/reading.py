@@ -23,8 +23,8 @@ from unison.data.service.iterations import (
 from unison.data.service.local_workers import ids_of_local_workers
 from unison.data.transformations.prefetching import is_wanted
 from unison.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
+from unison.interrupts import wait_until
 from unison.net.array_messages import Connection
-from unison.runtime.interrupts import wait_until
 
 #: The requests of a worker that are answered one after the other without waiting for this end.
 _REQUESTS_OF_WORKER = 3

@@ -17,7 +17,7 @@ from unison.data.plan import AUTOTUNE, Plan, Rows, SameElements, Stream
 from unison.data.state import State
 from unison.data.structure import Leaves
 from unison.errors import InternalError, InvalidArgumentError
-from unison.runtime.interrupts import wait_until
+from unison.interrupts import wait_until
 from unison.thread_local import ThreadLocal
 
 Item = TypeVar("Item")

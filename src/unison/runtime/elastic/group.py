@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from unison.errors import FailedPreconditionError, UnavailableError, UnimplementedError
+from unison.interrupts import signals_held, without_signals
 from unison.net.addresses import joined_address
 from unison.net.listening import listen
 from unison.runtime import devices, logs, process_group, uncaught
@@ -47,7 +48,6 @@ from unison.runtime.elastic.protocol import (
     Interrupted,
     View,
 )
-from unison.runtime.interrupts import signals_held, without_signals
 from unison.runtime.memory import keep_freed_memory
 from unison.runtime.shared_memory.group import host_identity
 from unison.runtime.shared_memory.library import Ticket

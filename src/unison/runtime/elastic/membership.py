@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unison.errors import OpError, UnauthenticatedError, UnavailableError
+from unison.interrupts import signals_held, wait_until
 from unison.net.acceptor import HANDSHAKE_SECONDS
 from unison.net.addresses import split_address
 from unison.net.connecting import connect
@@ -31,7 +32,6 @@ from unison.runtime.elastic.protocol import (
     View,
     Welcome,
 )
-from unison.runtime.interrupts import signals_held, wait_until
 from unison.runtime.liveness.stragglers import where_the_program_is
 
 logger = logging.getLogger("unison")

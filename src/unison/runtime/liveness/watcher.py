@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import jax
 
 from unison.errors import OpError
+from unison.interrupts import wait_until
 from unison.net.lines import Line
 from unison.runtime.exit_codes import LOST_ANOTHER
-from unison.runtime.interrupts import wait_until
 from unison.runtime.liveness.failure_detector import BEAT, REMEMBERED, Finding, Operation, Watch
 from unison.runtime.liveness.sockets import Address, shut_down
 from unison.runtime.liveness.star import REPORT, Star
