@@ -39,13 +39,22 @@ class ThreadLocal(threading.local, Generic[T]):
     ) -> None:
         # Python calls this in every thread that uses the object.
         self.value = default if default_factory is None else default_factory()  # type: ignore[assignment]
+        #: The thread's blocks that have not ended, the outermost first.
+        self._blocks: list[object] = []
 
     @contextlib.contextmanager
     def bound_to(self, value: T) -> Iterator[T]:
-        """Inside, the calling thread has `value`; after it, the value that it had before."""
-        outer = self.value
+        """Inside, the calling thread has `value`; after it, the value that it had before.
+
+        A block of which a signal handler has interrupted the end may end after those around it.
+        The value is then theirs.
+        """
+        outer, block = self.value, object()
         try:
+            self._blocks.append(block)
             self.value = value
             yield value
         finally:
-            self.value = outer
+            if block in self._blocks:
+                self.value = outer
+                del self._blocks[self._blocks.index(block) :]

@@ -28,6 +28,7 @@ from unison.interrupts import (
 )
 from unison.keras import variables
 from unison.lifting import current_lift
+from unison.strategies.replica_share import current_share
 
 #: A program: its form, how many signals, a seed and the loops are its arguments.
 TESTS = pathlib.Path(__file__).parents[1]
@@ -627,5 +628,6 @@ def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_their_ends(handle
         assert not unison.has_strategy()
         assert current_lift() is None
         assert not isinstance(jax.numpy.ones(1), jax.core.Tracer)
+        assert current_share() is None
         assert np.isfinite(total.numpy())
     assert len(kept) > 10

@@ -42,3 +42,16 @@ def test_threads_do_not_share_what_the_factory_makes():
     names.value.append("here")
     assert in_another_thread(lambda: names.value) == []
     assert names.value == ["here"]
+
+
+def test_a_block_that_ends_after_those_around_it_leaves_their_value():
+    depth = ThreadLocal(0)
+    with depth.bound_to(1):
+        late = depth.bound_to(2)
+        late.__enter__()
+    assert depth.value == 0
+    late.__exit__(None, None, None)
+    assert depth.value == 0
+    with depth.bound_to(3):
+        assert depth.value == 3
+    assert depth.value == 0

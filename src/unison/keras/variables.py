@@ -147,7 +147,8 @@ def outside_the_traced_program() -> Iterator[None]:
     that had no input before) gets its initial value before the program, and is then lifted like
     any other.
     """
-    if current_lift() is None:
+    lift = current_lift()
+    if lift is None:
         yield
         return
     scope = global_state.get_global_attribute("stateless_scope")
@@ -156,7 +157,8 @@ def outside_the_traced_program() -> Iterator[None]:
         with jax.ensure_compile_time_eval():
             yield
     finally:
-        global_state.set_global_attribute("stateless_scope", scope)
+        if current_lift() is lift:  # not if a signal handler has let the trace end before
+            global_state.set_global_attribute("stateless_scope", scope)
 
 
 def _aggregation_of_statistics(variable: keras.Variable) -> VariableAggregation:
