@@ -14,7 +14,6 @@ import jax
 import keras
 import numpy as np
 import pytest
-from jax._src import core
 
 import unison
 import unison.tf as tf
@@ -28,6 +27,7 @@ from unison.interrupts import (
 )
 from unison.keras import variables
 from unison.lifting import current_lift
+from unison.runtime import private_jax
 from unison.strategies.replica_share import current_share
 
 #: A program: its form, how many signals, a seed and the loops are its arguments.
@@ -575,7 +575,7 @@ def test_a_host_function_that_raises_in_fit_leaves_the_steps_before_it():
 #: Of a generator's context manager, and of the one in which JAX traces a function.
 ENDS_OF_CONTEXTS = (
     contextlib._GeneratorContextManager.__exit__.__code__,
-    core.set_current_trace.__exit__.__code__,
+    private_jax.core.set_current_trace.__exit__.__code__,
 )
 
 
