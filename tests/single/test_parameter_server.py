@@ -16,7 +16,7 @@ import pytest
 import unison
 from connections import Squatter
 from left_over import Since
-from parameter_server_threads import free_addresses
+from parameter_server_threads import free_addresses, until
 from unison.errors import CancelledError, DeadlineExceededError, OutOfRangeError
 from unison.net.array_messages import Connection
 from unison.net.connecting import connect
@@ -564,6 +564,17 @@ def test_who_does_not_introduce_itself_properly_ends_its_own_connection_only(abo
         again.close()
     finally:
         server.stop()
+
+
+def test_a_worker_that_is_stopped_does_not_warn_of_servers_that_are_gone(caplog):
+    address, gone = free_addresses(2)
+    since = Since()
+    server = Server(ClusterSpec({"worker": [address], "ps": [gone]}), "worker", 0)
+    said = {"role": "worker", "job": "j", "worker": 0, "servers": [gone], "patience": 1.0}
+    with contextlib.closing(messages.connect(address, 20.0, "worker 0", **said)):
+        server.stop()
+        until(lambda: not since.threads(), "it still serves")
+    assert not caplog.records
 
 
 def test_another_version_is_refused_and_named(started):

@@ -208,7 +208,8 @@ class Server:
         except UnavailableError:
             pass  # the peer has disconnected; handled below
         except (OpError, PermissionError, RuntimeError) as error:
-            logger.warning("%s %d: %s", self.job_name, self.task_index, error)
+            if not self._ended.is_set():  # else the others have been stopped, too
+                logger.warning("%s %d: %s", self.job_name, self.task_index, error)
         except Exception as error:  # a peer's message must not end this thread
             logger.warning(
                 "%s %d: a connection has ended by an invalid message (%s: %s)",
