@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import pytest
 
+from unison.runtime.shared_memory.library import Kind
+
 
 def compiled_programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns a list to which every replica program that is executed from now on adds its HLO."""
@@ -19,7 +21,7 @@ def compiled_programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         compiled = jit(function, **options)
 
         def execute(*args: Any) -> Any:
-            texts.append(compiled.lower(*args).compile().as_text())
+            texts.append(in_xlas_words(compiled.lower(*args).compile().as_text()))
             return compiled(*args)
 
         return execute
@@ -27,6 +29,34 @@ def compiled_programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     # `compile_replicas` looks its `jax.jit` up in the module, other code of JAX does not.
     monkeypatch.setattr("unison.program.compiling.jax.jit", recording_jit)
     return texts
+
+
+_EXCHANGE = re.compile(
+    r"= \(u32\[1,5\]\{1,0\}(?:, (.*))?\) custom-call"
+    r"(\(.*\), custom_call_target=\"unison_exchange_in_process\".*\bkind = (\d+) : i64.*)"
+)
+_WORDS = {
+    Kind.SUM: "all-reduce",
+    Kind.MAX: "all-reduce",
+    Kind.MIN: "all-reduce",
+    Kind.GATHER: "all-gather",
+    Kind.SUM_AND_SCATTER: "reduce-scatter",
+    Kind.PERMUTE: "collective-permute",
+    Kind.ALL_TO_ALL: "all-to-all",
+}
+
+
+def in_xlas_words(text: str) -> str:
+    """Returns a program's text with XLA's names of what its replicas exchange between buffers."""
+
+    def named(found: re.Match[str]) -> str:
+        types, rest, kind = found.groups()
+        if int(kind) not in _WORDS:
+            return found.group()
+        is_one = types.count("[") == 1
+        return f"= {types if is_one else f'({types})'} {_WORDS[Kind(int(kind))]}{rest}"
+
+    return _EXCHANGE.sub(named, re.sub(r"/\*index=\d+\*/", "", text))
 
 
 def all_reduces(text: str) -> list[str]:

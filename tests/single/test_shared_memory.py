@@ -1,6 +1,6 @@
-"""Collective operations through shared memory, between the devices of one process.
+"""Collective operations of the devices of one process, through memory and between their buffers.
 
-The processes of a job use them in the same way; see `tests/parallel/test_shared_memory.py`.
+The processes of a job use memory in the same way; see `tests/parallel/test_shared_memory.py`.
 """
 
 import ctypes
@@ -19,7 +19,16 @@ from jax.sharding import PartitionSpec
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.replica_function import ReplicaFunction
 from unison.runtime.shared_memory import group as groups
-from unison.runtime.shared_memory.library import CHUNK_BYTES, Kind, Ticket, exchange, library
+from unison.runtime.shared_memory import library as libraries
+from unison.runtime.shared_memory.library import (
+    CHUNK_BYTES,
+    TARGET,
+    TARGET_IN_PROCESS,
+    Kind,
+    Ticket,
+    exchange,
+    library,
+)
 
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 
@@ -39,10 +48,27 @@ def shared_by(count: int, seconds: float = 60.0) -> groups.SharedMemory:
 
 
 @pytest.fixture(params=[2, 4])
-def placement(request, monkeypatch):
-    memory = shared_by(request.param)
+def sharing(request, monkeypatch):
+    """A placement whose replicas share memory, as if they were processes."""
     devices = tuple(jax.devices("cpu")[: request.param])
-    monkeypatch.setitem(groups._of_devices, devices, memory)
+    monkeypatch.setitem(groups._of_devices, devices, shared_by(request.param))
+    return Placement(devices)
+
+
+@pytest.fixture(params=[2, 3, 8])
+def in_process(request):
+    """A placement whose replicas use each other's buffers."""
+    placement = Placement(jax.devices("cpu")[: request.param])
+    assert placement.exchanges_buffers
+    return placement
+
+
+@pytest.fixture(params=["memory-2", "memory-4", "buffers-2", "buffers-4"])
+def placement(request, monkeypatch):
+    kind, count = request.param.split("-")
+    devices = tuple(jax.devices("cpu")[: int(count)])
+    if kind == "memory":
+        monkeypatch.setitem(groups._of_devices, devices, shared_by(int(count)))
     return Placement(devices)
 
 
@@ -52,21 +78,18 @@ def program_of(placement, function):
 
 
 def both_ways(placement, function, *stacked):
-    """What the replicas' function returns through memory, and through XLA."""
+    """What the replicas' function returns by exchanges, and by XLA's collective operations."""
     spread = [placement.spread(x) for x in stacked]
 
     def of_replica(*pieces):
         return jax.tree.map(lambda x: x[None], function(*(piece[0] for piece in pieces)))
 
     part = ReplicaFunction(of_replica, (PER_REPLICA,) * len(spread), PER_REPLICA)
-    through_memory = placement.program(part)
-    memory = groups._of_devices.pop(placement.devices)
-    by_xla = placement.program(part)
-    results = by_xla(*spread)
-    groups._of_devices[placement.devices] = memory
-    own = through_memory(*spread)
-    assert int(np.asarray(memory.ticket)[0, 1]) > 0, "nothing went through memory"
-    return jax.tree.leaves(own), jax.tree.leaves(results)
+    own = placement.program(part)
+    target = TARGET if placement.devices in groups._of_devices else TARGET_IN_PROCESS
+    assert f"{target}\n" in str(jax.make_jaxpr(own)(*spread)).replace(" ", "\n")
+    by_xla = placement.jitted(part)
+    return jax.tree.leaves(own(*spread)), jax.tree.leaves(by_xla(*spread))
 
 
 def some(placement, *shape, dtype=np.float32):
@@ -239,6 +262,53 @@ def test_replicas_that_do_something_else_find_out():
     assert all("sum of 5" in error and "sum of 6" in error for error in errors)
 
 
+def test_replicas_of_a_process_that_do_something_else_find_out(in_process):
+    def one_or_the_other(x):
+        return lax.cond(
+            lax.axis_index(REPLICA_AXIS) == 1,
+            lambda y: lax.psum(y, REPLICA_AXIS),
+            lambda y: lax.pmax(y, REPLICA_AXIS),
+            x,
+        )
+
+    program = program_of(in_process, one_or_the_other)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"is at operation 0, .*of float32"):
+        jax.block_until_ready(program(in_process.spread(some(in_process, 5))))
+
+
+def test_a_replica_of_a_process_that_does_not_come_is_not_waited_for(in_process, monkeypatch):
+    monkeypatch.setattr(libraries, "_SECONDS_IN_PROCESS", 0.2)
+
+    def sum_of_the_others(x):
+        is_there = lax.axis_index(REPLICA_AXIS) > 0
+        return lax.cond(is_there, lambda y: lax.psum(y, REPLICA_AXIS), lambda y: y, x)
+
+    program = program_of(in_process, sum_of_the_others)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="A replica did not reach operation 0"):
+        jax.block_until_ready(program(in_process.spread(some(in_process, 5))))
+
+
+def test_programs_of_several_threads_do_not_meet(in_process):
+    """XLA runs them at the same time, in an order of its own on every device."""
+    step = program_of(in_process, lambda x: lax.psum(x, REPLICA_AXIS) / in_process.num_replicas + 1)
+    results = {}
+
+    def run(start):
+        x = in_process.spread(np.full((in_process.num_replicas, 30_000), start, np.float32))
+        for _ in range(50):
+            x = step(x)
+        results[start] = np.asarray(x)
+
+    threads = [threading.Thread(target=run, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {start: set(result.flat) for start, result in results.items()} == {
+        start: {start + 50.0} for start in range(4)
+    }
+
+
 def test_a_program_of_a_group_that_is_not_there_is_refused():
     memory = shared_by(2)
     memory._number = 10**6
@@ -246,8 +316,8 @@ def test_a_program_of_a_group_that_is_not_there_is_refused():
         alone(memory, a_sum(5))
 
 
-def test_counters_and_numbers_start_again_at_zero_after_the_last(placement):
-    memory = groups._of_devices[placement.devices]
+def test_counters_and_numbers_start_again_at_zero_after_the_last(sharing):
+    placement, memory = sharing, groups._of_devices[sharing.devices]
     one, two = (library().unison_exchange_bytes(count, CHUNK_BYTES) for count in (1, 2))
     area = two - one
     for rank in range(placement.num_replicas):
@@ -273,8 +343,6 @@ def test_a_program_that_is_traced_leaves_the_ticket_alone(placement):
 
 
 def test_what_was_built_from_another_source_is_not_used(monkeypatch, tmp_path, caplog):
-    from unison.runtime.shared_memory import library as libraries
-
     (tmp_path / "_exchange.so").write_bytes(libraries._FILE.read_bytes())
     (tmp_path / "exchange.cc").write_text("// another one")
     monkeypatch.setattr(libraries, "_FILE", tmp_path / "_exchange.so")
@@ -283,8 +351,6 @@ def test_what_was_built_from_another_source_is_not_used(monkeypatch, tmp_path, c
 
 
 def test_what_was_built_for_a_newer_xla_is_not_used(monkeypatch, caplog):
-    from unison.runtime.shared_memory import library as libraries
-
     monkeypatch.setattr(libraries, "_version_of_jaxlib", lambda: (0, 0))
     assert libraries.library.__wrapped__() is None
     assert "of XLA's FFI, and this jaxlib has 0.0" in caplog.text

@@ -1,9 +1,9 @@
 """Tensors in one buffer: one collective for many tensors.
 
-A collective costs a rendezvous of all replicas however small its tensor is, so on CPUs the tensors
-of one dtype are packed into one buffer. The buffer is filled by `dynamic_update_slice` and not by
-`concatenate`: XLA's CPU compiler fuses the reductions that compute bias gradients into a
-concatenation, and computes them again for every element.
+A collective of XLA costs a rendezvous of all replicas however small its tensor is, so on CPUs the
+tensors of one dtype are packed into one buffer where XLA sums them. The buffer is filled by
+`dynamic_update_slice` and not by `concatenate`: XLA's CPU compiler fuses the reductions that
+compute bias gradients into a concatenation, and computes them again for every element.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def takes_several_buffers(axis_name: str) -> bool:
     placement = placement_in_scope()
     if placement.is_elastic:
         return placement.spans_processes
-    return shared_memory_of(placement.devices) is not None
+    return placement.exchanges_buffers or shared_memory_of(placement.devices) is not None
 
 
 def _is_on_accelerators() -> bool:

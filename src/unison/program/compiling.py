@@ -14,6 +14,7 @@ from unison.collectives.communication import CommunicationOptions
 from unison.interrupts import HeldCall
 from unison.lowering.gathering import gathered_where_used
 from unison.program import numerics
+from unison.program.garbage import without_collection
 from unison.runtime.elastic import ElasticProgram
 from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, Placement
 from unison.runtime.private_jax import with_cache_misses
@@ -109,6 +110,8 @@ class Executable:
 
     def __init__(self, program: PlacedProgram, placement: Placement, part: ReplicaFunction):
         self._launch = program.launch
+        #: None when the program has been lowered.
+        self._lower = program.lower
         self._placement = placement
         self._part = part
         #: See `PlacedProgram`. Code that calls it passes errors to `explain`.
@@ -123,6 +126,9 @@ class Executable:
             # With several processes, JAX does the check: they could not all search for the cause.
             if self.jitted is not None and numerics.are_checked():
                 return numerics.launch_checked(self._launch, args, self._part, self._placement)
+            lower, self._lower = self._lower, None
+            if lower is not None:
+                without_collection(lambda: lower(*args))
             return self._launch(*args)
         except jax.errors.JaxRuntimeError as error:
             self.explain(error, args)

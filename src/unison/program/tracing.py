@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from unison.cells import Cell, has_cell, live_cells
 from unison.lifting import Lift
+from unison.program.garbage import without_collection
 from unison.runtime.placement import REPLICA_AXIS, Placement
 
 #: Contexts that other modules add around every trace (such as Keras' lifting scope).
@@ -33,7 +34,7 @@ def traced(
             replica, or is called within the trace of one.
     """
     axis = None if num_replicas is None else [(REPLICA_AXIS, num_replicas)]
-    return jax.make_jaxpr(function, axis_env=axis)(*arguments)
+    return without_collection(lambda: jax.make_jaxpr(function, axis_env=axis)(*arguments))
 
 
 @contextmanager

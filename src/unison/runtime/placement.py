@@ -23,8 +23,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from unison.runtime import devices
 from unison.runtime.liveness import watched
 from unison.runtime.private_jax import shard_map
-from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, specs_of_each
-from unison.runtime.shared_memory import shared_memory_of
+from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, with_ticket
+from unison.runtime.shared_memory import are_in_this_process, between_buffers, shared_memory_of
 from unison.runtime.transfers import host_view, placed
 from unison.thread_local import ThreadLocal
 
@@ -148,6 +148,11 @@ class Placement:
     def __repr__(self) -> str:
         home = "" if self.home is None else f", home={self.home}"
         return f"Placement({', '.join(str(device) for device in self.devices)}{home})"
+
+    @functools.cached_property
+    def exchanges_buffers(self) -> bool:
+        """Whether the replicas' collective operations are between their buffers in this process."""
+        return self.cores_per_replica == 1 and are_in_this_process(self.devices)
 
     @property
     def is_elastic(self) -> bool:
@@ -423,7 +428,10 @@ class Placement:
     def _launching(self, part: ReplicaFunction) -> PlacedProgram:
         memory = shared_memory_of(self.devices)
         if memory is not None:
-            part = with_ticket(part, memory.program(part.function))
+            part = with_ticket(part, memory.program(part.function), PartitionSpec(REPLICA_AXIS))
+        elif self.exchanges_buffers:
+            function = between_buffers(part.function, self.num_replicas, REPLICA_AXIS)
+            part = dataclasses.replace(part, function=function)
         jitted = self.jitted(part)
         compiled = watched(jitted, part.name) if self.spans_processes else jitted
 
@@ -436,8 +444,11 @@ class Placement:
                     memory.ticket = ticket
                 return results
 
+        def lower(*args: Any) -> None:
+            jitted.lower(*([] if memory is None else [memory.ticket]), *args)
+
         is_a_call = memory is None and not self.spans_processes
-        return PlacedProgram(launch, jitted if is_a_call else None)
+        return PlacedProgram(launch, jitted if is_a_call else None, lower)
 
     def jitted(self, part: ReplicaFunction) -> jax.stages.Wrapped:
         """Returns the jitted function that `program` runs."""
@@ -505,23 +516,6 @@ def _digest(value: Any) -> np.ndarray:
     """Returns a digest of the bytes of an array."""
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     return np.frombuffer(hashlib.sha256(content.data).digest(), np.uint32)
-
-
-def with_ticket(
-    part: ReplicaFunction, function: Callable[..., Any], copies: int = 1
-) -> ReplicaFunction:
-    """Returns `function`, which takes a ticket before what `part` takes.
-
-    It returns as many copies of a ticket before the results.
-    """
-    spec = PartitionSpec(REPLICA_AXIS)
-    return dataclasses.replace(
-        part,
-        function=function,
-        in_specs=(spec, *specs_of_each(part.in_specs)),
-        out_specs=(*(spec for _ in range(copies)), part.out_specs),
-        donate=(0, *(place + 1 for place in part.donate)),
-    )
 
 
 def _mesh_of(cores: Sequence[jax.Device], core_axes: Mapping[str, int]) -> Mesh:

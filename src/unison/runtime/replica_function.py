@@ -51,10 +51,12 @@ class PlacedProgram:
         launch: Runs it.
         jitted: The underlying jitted function, if launching the program is only calling that
             function under the launch lock.
+        lower: Traces and lowers it for arguments, which its first launch then does not do.
     """
 
     launch: Callable[..., Any]
     jitted: Callable[..., Any] | None = None
+    lower: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         return self.launch(*args)
@@ -63,3 +65,19 @@ class PlacedProgram:
 def specs_of_each(in_specs: Any) -> tuple[Any, ...]:
     """Returns the specs of the arguments; a single spec stands for a single argument."""
     return (in_specs,) if isinstance(in_specs, PartitionSpec) else tuple(in_specs)
+
+
+def with_ticket(
+    part: ReplicaFunction, function: Callable[..., Any], spec: PartitionSpec, copies: int = 1
+) -> ReplicaFunction:
+    """Returns `function`, which takes a ticket before what `part` takes.
+
+    It returns as many copies of a ticket before the results. `spec` is that of a ticket.
+    """
+    return dataclasses.replace(
+        part,
+        function=function,
+        in_specs=(spec, *specs_of_each(part.in_specs)),
+        out_specs=(*(spec for _ in range(copies)), part.out_specs),
+        donate=(0, *(place + 1 for place in part.donate)),
+    )

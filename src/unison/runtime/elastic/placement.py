@@ -19,8 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from unison.runtime.placement import REPLICA_AXIS, Placement, with_ticket
-from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, StepsInALoop
+from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.runtime.replica_function import (
+    PlacedProgram,
+    ReplicaFunction,
+    StepsInALoop,
+    with_ticket,
+)
 from unison.runtime.shared_memory.library import Ticket
 from unison.runtime.shared_memory.rewriting import Transaction
 from unison.runtime.transfers import placed
@@ -162,7 +167,7 @@ class ElasticPlacement(Placement):
         def compile_for(num_replicas: int) -> jax.stages.Wrapped:
             if num_replicas == len(self.local_devices):
                 return self.jitted(part)
-            return self.jitted(with_ticket(part, transaction(num_replicas), copies=2))
+            return self.jitted(with_ticket(part, transaction(num_replicas), _OWN, copies=2))
 
         is_waited_for = unchanged is None
         return PlacedProgram(ElasticProgram(compile_for, self.group, part.name, is_waited_for))

@@ -1,5 +1,6 @@
-// Collective operations between the replicas of a job: through memory on one machine (`memory.h`),
-// and between machines through sockets (`links.h`).
+// Collective operations between the replicas of a job: between buffers in one process
+// (`rendezvous.h`), through memory on one machine (`memory.h`), and between machines through sockets
+// (`links.h`).
 //
 // The operations of a replica are numbered, and all replicas must perform the same ones in the same
 // order. The caller ensures this with a ticket that each operation consumes and returns (see
@@ -25,6 +26,7 @@
 #include "links.h"
 #include "memory.h"
 #include "old_glibc.h"
+#include "rendezvous.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace unison {
@@ -274,27 +276,65 @@ ffi::Error perform(int64_t kind, std::string_view words, const int64_t* senders,
   return ffi::Error::Success();
 }
 
+// The buffers of an operation in a program.
+struct Buffers {
+  Span in, out;
+  Combine combine = nullptr;
+
+  ffi::Error set(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
+    for (size_t i = 0; i < operands.size(); ++i) {
+      const auto operand = operands.get<ffi::AnyBuffer>(i);
+      auto result = results.get<ffi::AnyBuffer>(i);
+      if (operand.has_error()) return operand.error();
+      if (result.has_error()) return result.error();
+      combine = combine_of(operand->element_type());
+      in.add(operand->untyped_data(), operand->size_bytes());
+      out.add((*result)->untyped_data(), (*result)->size_bytes());
+    }
+    return ffi::Error::Success();
+  }
+};
+
 ffi::Error exchange(int64_t kind, std::string_view words, ffi::Span<const int64_t> senders,
                     ffi::Buffer<ffi::U32> ticket, ffi::RemainingArgs operands,
                     ffi::Result<ffi::Buffer<ffi::U32>> next, ffi::RemainingRets results) {
   std::memmove(next->typed_data(), ticket.typed_data(), kTicketSize * sizeof(uint32_t));
-  Span in, out;
-  Combine combine = nullptr;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    const auto operand = operands.get<ffi::AnyBuffer>(i);
-    auto result = results.get<ffi::AnyBuffer>(i);
-    if (operand.has_error()) return operand.error();
-    if (result.has_error()) return result.error();
-    combine = combine_of(operand->element_type());
-    in.add(operand->untyped_data(), operand->size_bytes());
-    out.add((*result)->untyped_data(), (*result)->size_bytes());
-  }
+  Buffers buffers;
+  const ffi::Error error = buffers.set(operands, results);
+  if (error.failure()) return error;
   if (kind == kPass) {
-    copy(in, out);
+    copy(buffers.in, buffers.out);
     ++next->typed_data()[kOperation];
     return ffi::Error::Success();
   }
-  return perform(kind, words, senders.begin(), next->typed_data(), in, out, combine);
+  return perform(kind, words, senders.begin(), next->typed_data(), buffers.in, buffers.out,
+                 buffers.combine);
+}
+
+RendezvousMap& meetings = *new RendezvousMap;
+
+ffi::Error exchange_in_process(ffi::RunId run, int64_t size, int64_t spins, double seconds,
+                               int64_t kind, std::string_view words,
+                               ffi::Span<const int64_t> senders, ffi::Buffer<ffi::U32> ticket,
+                               ffi::RemainingArgs operands,
+                               ffi::Result<ffi::Buffer<ffi::U32>> next,
+                               ffi::RemainingRets results) {
+  std::memmove(next->typed_data(), ticket.typed_data(), kTicketSize * sizeof(uint32_t));
+  Buffers buffers;
+  ffi::Error error = buffers.set(operands, results);
+  if (error.failure()) return error;
+  if (kind == kPass) {
+    copy(buffers.in, buffers.out);
+  } else {
+    const uint32_t rank = ticket.typed_data()[kRank];
+    const Label label(next->typed_data()[kOperation], kind, words);
+    const int64_t source = kind == kPermute ? senders[rank] : -1;
+    error = meetings.at(run.run_id, size, label, kind, seconds)
+                ->run(rank, label, buffers.in, buffers.out, buffers.combine, source, spins);
+    if (kind == kPermute && source < 0) buffers.out.clear();
+  }
+  ++next->typed_data()[kOperation];
+  return error;
 }
 
 std::vector<std::string> lines(std::string_view text) {
@@ -312,6 +352,20 @@ std::vector<std::string> lines(std::string_view text) {
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unison_exchange, unison::exchange,
                               xla::ffi::Ffi::Bind()
+                                  .Attr<int64_t>("kind")
+                                  .Attr<std::string_view>("words")
+                                  .Attr<xla::ffi::Span<const int64_t>>("senders")
+                                  .Arg<xla::ffi::Buffer<xla::ffi::U32>>()
+                                  .RemainingArgs()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U32>>()
+                                  .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unison_exchange_in_process, unison::exchange_in_process,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::RunId>()
+                                  .Attr<int64_t>("size")
+                                  .Attr<int64_t>("spins")
+                                  .Attr<double>("seconds")
                                   .Attr<int64_t>("kind")
                                   .Attr<std::string_view>("words")
                                   .Attr<xla::ffi::Span<const int64_t>>("senders")

@@ -15,17 +15,24 @@ from typing import Any
 import jax
 import numpy as np
 
+from unison.runtime.cores import available_cores
+
 logger = logging.getLogger("unison")
 
-#: The name of the operation in XLA.
-TARGET = "unison_exchange"
+#: The names of the operations in XLA: between processes, and between the replicas of one.
+TARGET, TARGET_IN_PROCESS = "unison_exchange", "unison_exchange_in_process"
 
 #: The bytes that a replica transfers at a time: several chunks of all replicas fit into a core's
 #: cache.
 CHUNK_BYTES = 2**17
 
-#: The number of polls of a replica before it sleeps, if each has a core: about 50 us.
-SPINS = 2000
+#: The number of polls of a replica before it sleeps, if each has a core: about 50 us; and where the
+#: replicas of one process share the cores with the threads that launch their programs.
+SPINS, _SPINS_IN_PROCESS = 2000, 100
+
+#: Seconds after which a replica gives up waiting for another one of its process, which shares the
+#: cores with it and may be slow.
+_SECONDS_IN_PROCESS = 600.0
 
 _FILE = Path(__file__).with_name("_exchange.so")
 
@@ -146,7 +153,9 @@ def _loaded() -> ctypes.CDLL:
         function = getattr(loaded, f"unison_exchange_{name}")
         function.restype = result
         function.argtypes = arguments
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(loaded.unison_exchange), platform="cpu")
+    for target in (TARGET, TARGET_IN_PROCESS):
+        handler = jax.ffi.pycapsule(getattr(loaded, target))
+        jax.ffi.register_ffi_target(target, handler, platform="cpu")
     return loaded
 
 
@@ -175,6 +184,7 @@ def exchange(
     shapes: Sequence[tuple[int, ...]],
     in_place: Sequence[bool],
     senders: Sequence[int] = (),
+    replicas_here: int = 0,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Adds an operation to the program that is being traced.
 
@@ -188,6 +198,8 @@ def exchange(
         in_place: For every operand, whether the result may overwrite it. If the operand is used
             afterwards, XLA copies it first.
         senders: For `PERMUTE`, the rank from which each rank receives; -1 for none.
+        replicas_here: The number of replicas, if all are in this process, and exchange values
+            between their buffers.
 
     Returns:
         The ticket of the next operation, and the results.
@@ -197,7 +209,7 @@ def exchange(
         for shape, operand in zip(shapes, operands, strict=True)
     ]
     call = jax.ffi.ffi_call(
-        TARGET,
+        TARGET_IN_PROCESS if replicas_here else TARGET,
         [jax.ShapeDtypeStruct(ticket.shape, ticket.dtype), *results],
         input_output_aliases={i: i for i, may in enumerate([True, *in_place]) if may},
     )
@@ -206,5 +218,11 @@ def exchange(
         "words": words,
         "senders": np.asarray(senders, np.int64),
     }
+    if replicas_here:
+        attributes["size"] = np.int64(replicas_here)
+        attributes["spins"] = np.int64(
+            _SPINS_IN_PROCESS if available_cores() >= replicas_here else 0
+        )
+        attributes["seconds"] = np.float64(_SECONDS_IN_PROCESS)
     ticket, *outputs = call(ticket, *operands, **attributes)
     return ticket, outputs

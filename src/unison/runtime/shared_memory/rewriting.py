@@ -49,18 +49,20 @@ class Ticketed:
     Args:
         function: The function.
         hosts: The replicas of every machine.
+        are_here: Whether all replicas are in this process.
     """
 
-    def __init__(self, function: Callable[..., Any], hosts: _Hosts):
+    def __init__(self, function: Callable[..., Any], hosts: _Hosts, are_here: bool = False):
         self._function = function
         self._hosts = hosts
+        self._are_here = are_here
 
     def __call__(self, ticket: jax.Array, *args: Any) -> tuple[jax.Array, Any]:
         leaves, tree = jax.tree.flatten(args)
         closed, shapes = jax.make_jaxpr(
             lambda *flat: self._function(*jax.tree.unflatten(tree, flat)), return_shape=True
         )(*leaves)
-        run = _Run(ticket, self._hosts, leaves)
+        run = _Run(ticket, self._hosts, leaves, are_here=self._are_here)
         outputs = run.function(closed, leaves)
         return run.ticket, jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
@@ -127,9 +129,12 @@ class _Run:
         hosts: _Hosts,
         arguments: Sequence[Any],
         may_fail: bool = False,
+        are_here: bool = False,
     ):
         self.ticket = ticket
         self._hosts = hosts
+        #: The number of replicas, if all are in this process.
+        self._replicas_here = len(hosts[0]) if are_here else 0
         #: Whether exchanges may fail; then the axis of the devices is not that of the replicas.
         self._may_fail = may_fail
         #: Whether any operation so far needed the other replicas.
@@ -319,7 +324,9 @@ class _Run:
             words += f" and {len(arrays) - 3} more of {size} elements"
         self.has_exchanged |= kind is not Kind.PASS
         in_place = [kind in _KEEPS_SHAPE and id(array) not in self._arguments for array in arrays]
-        self.ticket, outputs = exchange(kind, words, self.ticket, arrays, shapes, in_place, senders)
+        self.ticket, outputs = exchange(
+            kind, words, self.ticket, arrays, shapes, in_place, senders, self._replicas_here
+        )
         return outputs
 
     def _elsewhere(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
