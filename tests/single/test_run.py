@@ -419,6 +419,29 @@ def test_a_function_that_is_traced_again_and_again_is_warned_about_once(two_repl
     assert sum("grow has been traced and compiled 8 times" in message for message in messages) == 1
 
 
+@pytest.mark.parametrize("was_on", [True, False])
+def test_garbage_collection_waits_while_a_function_is_traced_and_lowered(two_replicas, was_on):
+    seen = []
+
+    def step(x, fails):
+        seen.append(gc.isenabled())
+        if fails:
+            raise ArithmeticError
+        return x
+
+    if not was_on:
+        gc.disable()
+    try:
+        two_replicas.run(step, args=(1.0, False))
+        assert seen == [False]
+        assert gc.isenabled() is was_on
+        with pytest.raises(ArithmeticError):
+            two_replicas.run(step, args=(1.0, True))
+        assert gc.isenabled() is was_on
+    finally:
+        gc.enable()
+
+
 def test_the_cache_keeps_the_programs_used_last(two_replicas):
     cache = ProgramCache(two_replicas.placement, two_replicas.replica_context, capacity=2)
 
