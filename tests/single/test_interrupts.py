@@ -135,7 +135,10 @@ def test_a_metric_whose_reset_is_interrupted_is_zero_in_all_variables(handler):
 
 
 def interrupted_at_line(number, module, call):
-    """Calls `call` until the line of this number of a module; returns whether it came to it."""
+    """Calls `call` until the line of this number of a module; returns whether it came to it.
+
+    The handler that is called there may raise an `AlarmError`, or return.
+    """
     left = number
 
     def trace(frame, event, argument):
@@ -156,6 +159,52 @@ def interrupted_at_line(number, module, call):
     finally:
         sys.settrace(None)
     return left <= 0
+
+
+@pytest.mark.parametrize("use", ["predict", "train_on_batch"])
+def test_a_handler_that_uses_the_model_that_fit_trains_does_so_or_is_told_where_to(use):
+    from unison.keras import trainer
+
+    x, y = np.ones((4, 3), np.float32), np.zeros((4, 1), np.float32)
+    with unison.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    start = model.get_weights()
+    trained = []
+    for steps in range(4):
+        model.set_weights(start)
+        for _ in range(steps):
+            model.train_on_batch(x, y)
+        trained.append(model.get_weights())
+    told = 0
+    used = False
+
+    def handle(number, frame):
+        nonlocal told, used
+        try:
+            model.predict(x, verbose=0) if use == "predict" else model.train_on_batch(x, y)
+            used = True
+        except RuntimeError as error:
+            if "Let the handler set a flag" not in str(error):
+                raise
+            told += 1
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    number = 1
+    try:
+        while True:
+            model.set_weights(start)
+            used = False
+            call = functools.partial(model.fit, x, y, verbose=0, epochs=2)
+            if not interrupted_at_line(number, trainer, call):
+                break
+            steps = 3 if used and use == "train_on_batch" else 2
+            for weight, expected in zip(model.get_weights(), trained[steps], strict=True):
+                np.testing.assert_allclose(weight, expected, rtol=1e-5)
+            number += 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert 10 < told < number / 2
 
 
 def test_a_keras_variable_keeps_its_value_wherever_its_first_program_is_interrupted(handler):

@@ -197,9 +197,9 @@ class CompiledStep:
         return self._tracer.metric_names
 
     @property
-    def num_cells(self) -> int:
-        """The number of arrays in its state."""
-        return len(self._cells)
+    def cells(self) -> list[Cell]:
+        """The cells of the arrays in its state."""
+        return self._cells
 
     def __call__(self, state: list[jax.Array], batch: Any, may_wait: bool = False) -> int:
         """Runs the step on `batch`, and leaves the new state in `state`.

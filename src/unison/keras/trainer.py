@@ -286,6 +286,13 @@ class ReplicaTrainer:
         groups.
         """
         del purge_model_variables  # the loop borrows them always
+        if self._is_in_step and self.running and self.running.thread == threading.get_ident():
+            raise RuntimeError(
+                f"Expected that nothing uses model {self._model.name!r} while a step of it runs. "
+                "Received: fit, evaluate or predict of it, called by a signal handler or by the "
+                "step. Let the handler set a flag, and call it in a callback "
+                "(on_train_batch_end), or after fit has ended."
+            )
         groups = tuple(group for group in STATE_OF_STEPS["train_step"] if wanted.get(group))
         name = next(name for name, taken in STATE_OF_STEPS.items() if taken == groups)
         self._store_state()  # of a loop that was interrupted
@@ -304,7 +311,8 @@ class ReplicaTrainer:
         """Returns the state of the running loop to the model (`model.jax_state_sync`)."""
         if self.running is not None:
             self.settle()
-            with signals_held:
+        with signals_held:  # until then, a handler may have used the model
+            if self.running is not None:
                 self.running.store()
                 self.running = None
                 self._model._jax_state_synced = True
@@ -391,32 +399,36 @@ class ReplicaTrainer:
         return step.results(running.state), groups
 
     def _run(self, step: CompiledStep, batch: Any, may_wait: bool) -> Running:
-        running = self.running
-        if running is None:
-            raise RuntimeError(
-                "A step of the model was run outside Keras' loops. Use fit, evaluate, predict, or "
-                "train_on_batch (test_on_batch, predict_on_batch)."
-            )
-        if len(running.cells) != step.num_cells:
-            raise RuntimeError(
-                f"Model {self._model.name!r} has {len(running.cells)} variables, and had "
-                f"{step.num_cells} when its step was compiled. Create all variables before the "
-                "first step, or call compile() again."
-            )
-        running.step = step
         if self._encode_text:
             batch = self._encode_text(batch)
         self._is_in_step = True
         try:
+            running = self._held_for(step)
             self._run_on(running, step, batch, may_wait)
+            assert self.running is not None
+            running = self.running
+            equal_copies = self.strategy.equal_copies
+            if equal_copies is not None and equal_copies.is_due():
+                step.finish(running.state)
+                equal_copies.check(zip(running.cells, running.state, strict=True))
+            return running
         finally:
             self._is_in_step = False
+
+    def _held_for(self, step: CompiledStep) -> Running:
+        """Returns the running loop, which is to run a step."""
+        with signals_held:
+            if self.running is None:  # a signal handler has used the model since Keras took it
+                self.running = Running(step.cells, self._give_back)
+                self._model._jax_state_synced = False
         running = self.running
-        assert running is not None
-        equal_copies = self.strategy.equal_copies
-        if equal_copies is not None and equal_copies.is_due():
-            step.finish(running.state)
-            equal_copies.check(zip(running.cells, running.state, strict=True))
+        if len(running.cells) != len(step.cells):
+            raise RuntimeError(
+                f"Model {self._model.name!r} has {len(running.cells)} variables, and had "
+                f"{len(step.cells)} when its step was compiled. Create all variables before the "
+                "first step, or call compile() again."
+            )
+        running.step = step
         return running
 
     def _run_on(self, running: Running, step: CompiledStep, batch: Any, may_wait: bool) -> None:
