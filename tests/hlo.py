@@ -24,6 +24,7 @@ def compiled_programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             texts.append(in_xlas_words(compiled.lower(*args).compile().as_text()))
             return compiled(*args)
 
+        execute.lower = compiled.lower
         return execute
 
     # `compile_replicas` looks its `jax.jit` up in the module, other code of JAX does not.

@@ -531,6 +531,7 @@ def test_exhausted_memory_is_passed_on_with_the_sizes(two_replicas, monkeypatch,
     def exhausted(*args):
         raise jax.errors.JaxRuntimeError(f"{status}: Out of memory allocating 9 bytes.")
 
+    exhausted.lower = lambda *args: None
     monkeypatch.setattr("unison.program.compiling.jax.jit", lambda *args, **options: exhausted)
     message = (
         rf"(?s){status}: .* 9 bytes.*2 replicas. Its 2 arguments take 3.0 MiB. "
