@@ -50,8 +50,7 @@ def step(weights, x):
     gradients = jax.lax.pmean(jax.grad(loss)(weights, x), "replica")
     return [w - 0.1 * g for w, g in zip(weights, gradients)]
 
-step = jax.jit(jax.shard_map(
-    step, mesh=mesh, in_specs=(P(), P("replica")), out_specs=P(), check_vma=False))
+step = compiled_by(step, mesh)
 x = np.ones((batch, 784), np.float32)
 
 def train():
@@ -66,17 +65,40 @@ threads = [threading.Thread(target=train) for _ in range(launchers)]
 [t.join() for t in threads]
 print("trained", len(DEVICES), batch, steps)
 """
-UNPREPARED = """
+_BY_XLA = """
+def compiled_by(step, mesh):
+    return jax.jit(jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), P("replica")), out_specs=P(), check_vma=False))
+"""
+UNPREPARED = (
+    _BY_XLA
+    + """
 import contextlib, jax
 jax.config.update("jax_num_cpu_devices", 2)
 DEVICES, LOCK = jax.devices(), contextlib.nullcontext()
 """
-PREPARED = """
+)
+PREPARED = (
+    _BY_XLA
+    + """
 import contextlib
 from unison.runtime import devices
 DEVICES, LOCK = devices.default_devices(), contextlib.nullcontext()
 """
+)
 LOCKED = PREPARED + "LOCK = devices.LAUNCH_LOCK\n"
+#: Sums are between the replicas' buffers.
+EXCHANGING = (
+    LOCKED
+    + """
+from unison.runtime.placement import Placement
+from unison.runtime.replica_function import ReplicaFunction
+def compiled_by(step, mesh):
+    placement = Placement(DEVICES)
+    assert placement.exchanges_buffers
+    return placement.program(ReplicaFunction(step, (P(), P("replica")), P()))
+"""
+)
 
 
 def run_program(

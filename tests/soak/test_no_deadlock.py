@@ -8,7 +8,14 @@ import os
 
 import pytest
 
-from subprocess_program import LOCKED, PREPARED, TRAINING, UNPREPARED, run_program
+from subprocess_program import (
+    EXCHANGING,
+    LOCKED,
+    PREPARED,
+    TRAINING,
+    UNPREPARED,
+    run_program,
+)
 
 STEPS = int(os.environ.get("UNISON_SOAK_STEPS", "2000"))
 LIMIT = 900  # seconds
@@ -16,19 +23,21 @@ LIMIT = 900  # seconds
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(LIMIT + 30)]
 
 
+@pytest.mark.parametrize("sums", [PREPARED, EXCHANGING], ids=["XLA", "buffers"])
 @pytest.mark.parametrize("batch", [16, 64, 256, 1024, 4096])
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_training_ends(count, batch):
+def test_training_ends(count, batch, sums):
     env = {"UNISON_CPU_DEVICES": str(count)}
-    done = run_program(PREPARED + TRAINING, batch, STEPS, 1, env=env, timeout=LIMIT)
+    done = run_program(sums + TRAINING, batch, STEPS, 1, env=env, timeout=LIMIT)
     assert done.stdout.startswith(f"trained {count} {batch} {STEPS}"), done.stderr[-2000:]
 
 
+@pytest.mark.parametrize("sums", [LOCKED, EXCHANGING], ids=["XLA", "buffers"])
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_training_in_eight_threads_ends(count):
+def test_training_in_eight_threads_ends(count, sums):
     env = {"UNISON_CPU_DEVICES": str(count)}
     steps = max(1, STEPS // 8)
-    done = run_program(LOCKED + TRAINING, 256, steps, 8, env=env, timeout=LIMIT)
+    done = run_program(sums + TRAINING, 256, steps, 8, env=env, timeout=LIMIT)
     assert done.stdout.startswith(f"trained {count} 256 {steps}"), done.stderr[-2000:]
 
 
