@@ -276,6 +276,20 @@ def test_replicas_of_a_process_that_do_something_else_find_out(in_process):
         jax.block_until_ready(program(in_process.spread(some(in_process, 5))))
 
 
+def test_replicas_of_a_process_whose_operands_have_other_sizes_find_out(in_process):
+    def first_of_sums(sizes):  # a label has only the number of elements of the last ones
+        return lambda y: sum(z[0] for z in lax.psum([y[0, :n] for n in sizes], REPLICA_AXIS))
+
+    def function(x):
+        is_other = lax.axis_index(REPLICA_AXIS) == 1
+        of_others = first_of_sums((4, 4, 4, 5, 2))
+        return x + lax.cond(is_other, first_of_sums((4, 4, 4, 2, 5)), of_others, x)
+
+    program = program_of(in_process, function)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="is at operation 0"):
+        jax.block_until_ready(program(in_process.spread(some(in_process, 5))))
+
+
 def test_a_replica_of_a_process_that_does_not_come_is_not_waited_for(in_process, monkeypatch):
     monkeypatch.setattr(libraries, "_SECONDS_IN_PROCESS", 0.2)
 

@@ -90,6 +90,12 @@ struct Span {
     return range;
   }
 
+  // Whether the buffers of the other are as large as these.
+  bool fits(const Span& other) const {
+    return std::equal(pieces.begin(), pieces.end(), other.pieces.begin(), other.pieces.end(),
+                      [](const Piece& a, const Piece& b) { return a.bytes == b.bytes; });
+  }
+
   void clear() const {
     for (const Piece& piece : pieces) std::memset(piece.data, 0, piece.bytes);
   }

@@ -7,8 +7,6 @@
 
 #pragma once
 
-#include <time.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -24,6 +22,7 @@
 namespace unison {
 
 constexpr uint32_t kSlots = 4;
+
 struct alignas(kLine) Slot {
   Label label;  // of the operation that the chunk belongs to; the words are there for its first
 };

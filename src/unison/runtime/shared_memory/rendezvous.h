@@ -59,7 +59,10 @@ class Rendezvous {
   ffi::Error arrive(uint32_t rank, const Label& label, const Span& in, const Span& out,
                     bool* is_last) {
     std::lock_guard<std::mutex> lock(arriving_);
-    if (!label.meets(label_)) {
+    // Labels do not have the sizes of all operands.
+    const bool is_first = arrived_.value == 0;
+    if (is_first) first_ = rank;
+    if (!label.meets(label_) || !in.fits(is_first ? in : in_[first_])) {
       halt_.raise(mismatch("Replica " + std::to_string(rank), label, "another one", label_));
     }
     if (halt_.is_raised()) return halt_.why();
@@ -133,7 +136,8 @@ class Rendezvous {
   }
 
   const uint32_t size_;
-  const Label label_;  // of the first replica
+  const Label label_;  // of the first replica that came
+  uint32_t first_ = 0;
   const int64_t kind_;
   Halt halt_;
   std::mutex arriving_;

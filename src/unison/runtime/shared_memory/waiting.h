@@ -1,4 +1,4 @@
-// How a replica waits until others, of this process or of one that shares memory with it, are so far.
+// How a replica waits for others, of this process or of one that shares memory with it.
 
 #pragma once
 
