@@ -226,10 +226,13 @@ def test_packing_is_undone_by_unpacking():
         np.testing.assert_array_equal(tensor, unpacked)
 
 
-def test_packed_tensors_travel_by_dtype(two_replicas, monkeypatch):
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["buffers", "XLA"])
+def test_packed_tensors_travel_by_dtype(monkeypatch, is_compiled):
+    strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+    monkeypatch.setattr(strategy.placement, "exchanges_buffers", is_compiled)
     texts = compiled_programs(monkeypatch)
     tensors = [np.ones(3, "float32"), np.ones(2, "int32"), np.full((2, 2), 2.0, "float32")]
-    sums = two_replicas.run(lambda *tensors: all_reduce_packed(tensors), args=tuple(tensors))
+    sums = strategy.run(lambda *tensors: all_reduce_packed(tensors), args=tuple(tensors))
     for tensor, total in zip(tensors, sums, strict=True):
         np.testing.assert_array_equal(total.values[1], 2 * tensor)
         assert total.values[1].dtype == tensor.dtype
