@@ -34,6 +34,7 @@ from unison.keras.metrics import adopt_mean
 from unison.keras.optimizers import adopt_optimizer
 from unison.keras.pipelined_loss import with_pipelined_loss
 from unison.keras.progress import on_agreed_data, with_progress_bar
+from unison.keras.running_loop import Running
 from unison.keras.sharded_update import shard_slots
 from unison.keras.share_notes import note_share
 from unison.keras.stateful_step import (
@@ -62,42 +63,6 @@ _STEPS_REMEMBERED = 256
 
 #: Called with every new trainer.
 trainer_made: list[Callable[[ReplicaTrainer], None]] = []
-
-
-class Running:
-    """The state of a running loop: the stored arrays of its cells, which it borrows.
-
-    Args:
-        cells: The cells whose arrays are taken.
-        give_back: Called when a cell is read from elsewhere: returns the arrays to it, if possible.
-    """
-
-    def __init__(self, cells: list[Cell], give_back: Callable[[], None]):
-        self.give_back = give_back
-        self.cells = cells
-        #: The step that the loop runs.
-        self.step: CompiledStep | None = None
-        #: The thread in which it runs.
-        self.thread = threading.get_ident()
-        with signals_held:
-            self.state = [cell.take() for cell in cells]
-            for cell in cells:
-                cell.lend(self)
-
-    def store(self) -> None:
-        """Returns the arrays to the cells, after all steps."""
-        if self.step is not None:
-            self.step.finish(self.state)
-        self.put_back()
-
-    def put_back(self) -> None:
-        """Returns the arrays to the cells as they are.
-
-        A cell that another thread or a signal handler has assigned meanwhile keeps that value.
-        """
-        with signals_held:
-            for cell, array in zip(self.cells, self.state, strict=True):
-                cell.take_back(self, array)
 
 
 class ReplicaTrainer:

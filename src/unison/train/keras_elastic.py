@@ -24,8 +24,9 @@ from unison.cells import Cell, Layout, VariableAggregation
 from unison.data import count_examples
 from unison.errors import InternalError
 from unison.interrupts import is_of_a_signal_handler, without_signals
+from unison.keras.running_loop import Running
 from unison.keras.step import CompiledStep
-from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
+from unison.keras.trainer import ReplicaTrainer, trainer_made
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.train.fit_position import FitPosition, FitReporter, catch_batches
