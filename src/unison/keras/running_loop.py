@@ -23,12 +23,16 @@ class Running:
         self.cells = cells
         #: The step that the loop runs.
         self.step: CompiledStep | None = None
-        #: The thread in which it runs.
-        self.thread = threading.get_ident()
+        self._thread = threading.get_ident()
         with signals_held:
             self.state = [cell.take() for cell in cells]
             for cell in cells:
                 cell.lend(self)
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether it runs in the thread that asks."""
+        return self._thread == threading.get_ident()
 
     def store(self) -> None:
         """Returns the arrays to the cells, after all steps."""

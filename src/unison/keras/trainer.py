@@ -12,7 +12,6 @@ import collections
 import contextlib
 import functools
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -251,7 +250,7 @@ class ReplicaTrainer:
         groups.
         """
         del purge_model_variables  # the loop borrows them always
-        if self._is_in_step and self.running and self.running.thread == threading.get_ident():
+        if self._is_in_step and self.running is not None and self.running.is_of_this_thread:
             raise RuntimeError(
                 f"Expected that nothing uses model {self._model.name!r} while a step of it runs. "
                 "Received: fit, evaluate or predict of it, called by a signal handler or by the "
@@ -269,7 +268,7 @@ class ReplicaTrainer:
     def _give_back(self) -> None:
         """Ends the running loop's hold on the state, which is read from elsewhere."""
         running = self.running
-        if running is not None and not self._is_in_step and running.thread == threading.get_ident():
+        if running is not None and not self._is_in_step and running.is_of_this_thread:
             self._store_state()
 
     def _store_state(self) -> None:

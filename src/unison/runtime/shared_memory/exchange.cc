@@ -276,39 +276,38 @@ ffi::Error perform(int64_t kind, std::string_view words, const int64_t* senders,
   return ffi::Error::Success();
 }
 
-// The buffers of an operation in a program.
-struct Buffers {
+// Carries out an operation of a program by `perform(ticket, in, out, combine)`, for which the ticket
+// is that of the next operation.
+template <typename Perform>
+ffi::Error on_buffers(int64_t kind, const ffi::Buffer<ffi::U32>& ticket,
+                      const ffi::RemainingArgs& operands, ffi::Result<ffi::Buffer<ffi::U32>>& next,
+                      const ffi::RemainingRets& results, Perform perform) {
+  std::memmove(next->typed_data(), ticket.typed_data(), kTicketSize * sizeof(uint32_t));
   Span in, out;
   Combine combine = nullptr;
-
-  ffi::Error set(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
-    for (size_t i = 0; i < operands.size(); ++i) {
-      const auto operand = operands.get<ffi::AnyBuffer>(i);
-      auto result = results.get<ffi::AnyBuffer>(i);
-      if (operand.has_error()) return operand.error();
-      if (result.has_error()) return result.error();
-      combine = combine_of(operand->element_type());
-      in.add(operand->untyped_data(), operand->size_bytes());
-      out.add((*result)->untyped_data(), (*result)->size_bytes());
-    }
-    return ffi::Error::Success();
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const auto operand = operands.get<ffi::AnyBuffer>(i);
+    auto result = results.get<ffi::AnyBuffer>(i);
+    if (operand.has_error()) return operand.error();
+    if (result.has_error()) return result.error();
+    combine = combine_of(operand->element_type());
+    in.add(operand->untyped_data(), operand->size_bytes());
+    out.add((*result)->untyped_data(), (*result)->size_bytes());
   }
-};
+  if (kind != kPass) return perform(next->typed_data(), in, out, combine);
+  copy(in, out);
+  ++next->typed_data()[kOperation];
+  return ffi::Error::Success();
+}
 
 ffi::Error exchange(int64_t kind, std::string_view words, ffi::Span<const int64_t> senders,
                     ffi::Buffer<ffi::U32> ticket, ffi::RemainingArgs operands,
                     ffi::Result<ffi::Buffer<ffi::U32>> next, ffi::RemainingRets results) {
-  std::memmove(next->typed_data(), ticket.typed_data(), kTicketSize * sizeof(uint32_t));
-  Buffers buffers;
-  const ffi::Error error = buffers.set(operands, results);
-  if (error.failure()) return error;
-  if (kind == kPass) {
-    copy(buffers.in, buffers.out);
-    ++next->typed_data()[kOperation];
-    return ffi::Error::Success();
-  }
-  return perform(kind, words, senders.begin(), next->typed_data(), buffers.in, buffers.out,
-                 buffers.combine);
+  return on_buffers(
+      kind, ticket, operands, next, results,
+      [&](uint32_t* ticket, const Span& in, const Span& out, Combine combine) {
+        return perform(kind, words, senders.begin(), ticket, in, out, combine);
+      });
 }
 
 RendezvousMap& meetings = *new RendezvousMap;
@@ -319,22 +318,17 @@ ffi::Error exchange_in_process(ffi::RunId run, int64_t size, int64_t spins, doub
                                ffi::RemainingArgs operands,
                                ffi::Result<ffi::Buffer<ffi::U32>> next,
                                ffi::RemainingRets results) {
-  std::memmove(next->typed_data(), ticket.typed_data(), kTicketSize * sizeof(uint32_t));
-  Buffers buffers;
-  ffi::Error error = buffers.set(operands, results);
-  if (error.failure()) return error;
-  if (kind == kPass) {
-    copy(buffers.in, buffers.out);
-  } else {
-    const uint32_t rank = ticket.typed_data()[kRank];
-    const Label label(next->typed_data()[kOperation], kind, words);
-    const int64_t source = kind == kPermute ? senders[rank] : -1;
-    error = meetings.at(run.run_id, size, label, kind, seconds)
-                ->run(rank, label, buffers.in, buffers.out, buffers.combine, source, spins);
-    if (kind == kPermute && source < 0) buffers.out.clear();
-  }
-  ++next->typed_data()[kOperation];
-  return error;
+  return on_buffers(
+      kind, ticket, operands, next, results,
+      [&](uint32_t* ticket, const Span& in, const Span& out, Combine combine) {
+        const uint32_t rank = ticket[kRank];
+        const Label label(ticket[kOperation]++, kind, words);
+        const int64_t source = kind == kPermute ? senders[rank] : -1;
+        const ffi::Error error = meetings.at(run.run_id, size, label, kind, seconds)
+                                     ->run(rank, label, in, out, combine, source, spins);
+        if (kind == kPermute && source < 0) out.clear();
+        return error;
+      });
 }
 
 std::vector<std::string> lines(std::string_view text) {
