@@ -159,6 +159,7 @@ def interrupted(train, check):
         signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.001, 0.5 if number else 2.0), 0.5)
         try:
             result = train()
+            assert is_armed, "what the handler has raised did not come out of the loop"
             is_armed = False
             return result
         except AlarmError as error:

@@ -187,6 +187,37 @@ def traces_of_its_own(module: str, source: str) -> list[str]:
     ]
 
 
+#: Where errors are caught in threads and processes of the package's own, in which Python runs no
+#: signal handler.
+IN_THREADS = (
+    "benching/recording.py",
+    "parameter_server/serving.py",
+    "parameter_server/worker_threads.py",
+    "train/preemption.py",
+)
+ROOMS_OF_THREADS = ("data/service/", "data/workers/", "monitoring/", "net/", "runtime/", "saving/")
+
+
+def errors_of_handlers_dropped(module: str, source: str) -> list[str]:
+    """One sentence for each place that may drop what a user's signal handler has raised."""
+    if module in IN_THREADS or module.startswith(ROOMS_OF_THREADS):
+        return []
+    dropped = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ExceptHandler) and ast.unparse(node.type or node) == "Exception":
+            lines = map(ast.unparse, node.body)
+            shown = [line for line in lines if not line.startswith("logger.")]
+            keeps = node.name and re.search(rf"\b{node.name}\b", "\n".join(shown))
+            if not keeps and not isinstance(node.body[-1], ast.Raise):
+                dropped.append(node.lineno)
+        elif isinstance(node, ast.Call) and ast.unparse(node) == "contextlib.suppress(Exception)":
+            dropped.append(node.lineno)
+    return [
+        f"{module}:{line}: drops every Exception; ask interrupts.is_of_a_signal_handler"
+        for line in dropped
+    ]
+
+
 #: The words with which no summary begins: "The number of steps", and not "How many steps".
 QUESTIONS = re.compile(r"(?:What|Who|Whoever|Which|How|Where|When|That)\b")
 
@@ -227,6 +258,7 @@ def complaints_of(rule: Callable[[str, str], list[str]]) -> list[str]:
         thread_locals_of_its_own,
         renames_of_its_own,
         traces_of_its_own,
+        errors_of_handlers_dropped,
         summaries_that_ask,
     ],
 )
@@ -292,6 +324,27 @@ def test_a_trace_elsewhere_is_found():
     source = "import jax\njaxpr = jax.make_jaxpr(function)(1.0)"
     assert len(traces_of_its_own("keras/step.py", source)) == 1
     assert traces_of_its_own("program/tracing.py", source) == []
+
+
+@pytest.mark.parametrize(
+    "caught",
+    [
+        "try: run()\nexcept Exception: pass",
+        "try: run()\nexcept Exception as error:\n    logger.debug('%s', error)",
+        "with contextlib.suppress(Exception): run()",
+    ],
+)
+def test_a_place_that_drops_what_a_handler_raises_is_found(caught):
+    assert len(errors_of_handlers_dropped("program/cache.py", caught)) == 1
+    assert errors_of_handlers_dropped("net/pump.py", caught) == []
+
+
+@pytest.mark.parametrize(
+    "then", ["raise", "if is_of_a_signal_handler(error): raise", "failure = error"]
+)
+def test_a_place_that_keeps_what_a_handler_raises_is_none(then):
+    caught = f"try: run()\nexcept Exception as error:\n    {then}"
+    assert errors_of_handlers_dropped("program/cache.py", caught) == []
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from unison.autograph.source import WHY_SUSPENDED, Transpiler
 from unison.autograph.staging import is_staging, truth
 from unison.autograph.symbols import is_array, not_staged
 from unison.cells import has_cell
+from unison.interrupts import is_of_a_signal_handler
 from unison.program.control_flow import VALUE_WANTED, known_truth
 
 logger = logging.getLogger("unison")
@@ -95,6 +96,8 @@ def _converted(function: types.FunctionType) -> types.FunctionType | None:
     try:
         return _transpiler().convert(function)
     except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
         conversion.refused[code] = str(error).strip() or type(error).__name__
         logger.debug("%s is not converted: %s", function.__qualname__, error)
         return None

@@ -26,6 +26,7 @@ import jax
 
 from unison.benching.records import Record
 from unison.data import waited_seconds
+from unison.interrupts import is_of_a_signal_handler
 from unison.runtime.placement import Placement
 from unison.runtime.process_group import all_gather_json
 
@@ -162,6 +163,8 @@ class Loop:
             for part in mine:
                 part()  # compiles
         except Exception as error:  # in case a step only works with the other replicas
+            if is_of_a_signal_handler(error):
+                raise
             self._why_not = f"{type(error).__name__}: {error}"
         # Then all workers compute at the same time.
         told = all_gather_json(self._why_not, "what replicas compute alone is measured")

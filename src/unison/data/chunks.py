@@ -15,6 +15,7 @@ from unison.data.specs import ArraySpec
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.errors import InvalidArgumentError
+from unison.interrupts import is_of_a_signal_handler
 
 #: The duration of a chunk in seconds, with which the cost of passing it on is negligible.
 _SECONDS_OF_A_CHUNK = 5e-3
@@ -362,7 +363,8 @@ class ChunkFunction:
             return [error]
         except Exception as error:
             # In blocks of one, it fails only for the elements that cause the error.
-            return self._one_by_one(chunk, allocate) if len(chunk) > 1 else [error]
+            by_one = len(chunk) > 1 and not is_of_a_signal_handler(error)
+            return self._one_by_one(chunk, allocate) if by_one else [error]
 
     def _one_by_one(self, chunk: Chunk, allocate: Allocate) -> Outcome:
         function = self.function

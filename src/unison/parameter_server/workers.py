@@ -23,6 +23,7 @@ import numpy as np
 from jax import export
 
 from unison.errors import OutOfRangeError, UnavailableError
+from unison.interrupts import is_of_a_signal_handler
 from unison.net.array_messages import Connection, Message, NoRoomError
 from unison.parameter_server.compressed import Encoding
 from unison.parameter_server.messages import operand
@@ -284,8 +285,10 @@ class ClosureWorker:
             return None
         try:
             specs, leaves, _ = self._upcoming(following["function"], following["iterators"])
-        except Exception:  # it will be raised again when the call runs
-            return None
+        except Exception as error:
+            if is_of_a_signal_handler(error):
+                raise
+            return None  # any other will be raised again when the call runs
         program = self._programs.get(specs)
         if program is None or program.lookups_need_values:
             return None

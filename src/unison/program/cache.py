@@ -22,7 +22,7 @@ from unison.collectives.presence import Presence, from_the_first_operation
 from unison.collectives.uneven import GatherSizes, SizeWanted
 from unison.conversion import called
 from unison.eager_fallback import needs_python
-from unison.interrupts import signals_held
+from unison.interrupts import is_of_a_signal_handler, signals_held
 from unison.jaxprs import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
@@ -290,7 +290,10 @@ class ProgramCache:
                 return
             try:
                 program = self._compile(function, expected, may_create=False)
-            except Exception:  # which is raised again if that group runs it
+            except Exception as error:
+                if is_of_a_signal_handler(error):
+                    raise
+                # Any other is raised again if that group runs it.
                 logger.debug("A program was not traced ahead.", exc_info=True)
                 return
         self._programs.keep(key, program)

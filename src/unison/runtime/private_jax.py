@@ -102,6 +102,7 @@ from jax.sharding import PartitionSpec
 from jaxlib import _jax, xla_client
 from jaxlib.version import __version__ as jaxlib_version
 
+from unison.interrupts import is_of_a_signal_handler
 from unison.tracebacks import more_ends
 
 _FOLDER_OF_JAX = os.path.dirname(jax.__file__) + os.sep
@@ -823,7 +824,9 @@ class _LinearizingTrace(_Following, LinearizeTrace):
             try:
                 types = tuple(map(jax.typeof, values))
                 results = primitive.bind_with_trace(self.parent_trace, values, types, params)
-            except Exception:
+            except Exception as other:
+                if is_of_a_signal_handler(other):
+                    raise
                 raise error from None
             several = results if primitive.multiple_results else [results]
             taken = [self._without_derivative(result, tangents, str(error)) for result in several]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from unison.errors import DeadlineExceededError, PermissionDeniedError, UnavailableError
+from unison.interrupts import is_of_a_signal_handler
 
 Result = TypeVar("Result")
 
@@ -78,6 +79,8 @@ def attempted(path: str, operation: Callable[[], Result]) -> Result:
         try:
             return _in_time(path, operation)
         except Exception as error:
+            if is_of_a_signal_handler(error):
+                raise
             last = _reason(error)
             status = getattr(last, "status", None)
             if status in (401, 403):

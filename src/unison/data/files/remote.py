@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from typing import IO, Any, cast
 
 from unison.data.transformations.prefetching import ReadAhead
+from unison.interrupts import is_of_a_signal_handler
 from unison.storage.patience import attempted
 
 #: The number of bytes that are requested at a time, and the number of such pieces that are
@@ -137,8 +137,11 @@ class _Source:
     def close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(Exception):
+            try:
                 file.close()
+            except Exception as error:
+                if is_of_a_signal_handler(error):
+                    raise
 
     def _open(self) -> None:
         # fsspec's own buffer is of the same size as a piece here; with size 0, it reads a stream.

@@ -7,6 +7,7 @@ import logging
 from unison.data.plan import UNKNOWN, Plan, SameElements, Stream
 from unison.data.structure import Leaves
 from unison.errors import FailedPreconditionError
+from unison.interrupts import is_of_a_signal_handler
 
 logger = logging.getLogger("unison")
 
@@ -73,5 +74,7 @@ class _TolerantStream(Stream):
             try:
                 return self._stream.next()
             except Exception as error:
+                if is_of_a_signal_handler(error):
+                    raise
                 if self._logs:
                     logger.warning("An element is left out: %s", error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import copy
 import threading
 import time
@@ -22,6 +21,7 @@ from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.data.workers.pool import WorkerPool
 from unison.errors import InvalidArgumentError
+from unison.interrupts import is_of_a_signal_handler
 from unison.runtime.cores import available_cores
 
 #: Under `AUTOTUNE`, the seconds of a call from which on a thread pays.
@@ -205,9 +205,12 @@ class _MappedRows(Rows):
         if index == before.stop and index:
             count = min((before.stop - before.start) * _GROWTH, _MOST_COMPUTED)
             stop = min(index + count, len(self))
-            # The row that fails may not have been requested.
-            with contextlib.suppress(Exception):
+            try:
                 return _Computed(index, stop, self.slice(index, stop))
+            except Exception as error:
+                if is_of_a_signal_handler(error):
+                    raise
+                # The row that fails may not have been requested.
         return _Computed(index, index + 1, self.slice(index, index + 1))
 
 

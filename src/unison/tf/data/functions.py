@@ -40,6 +40,7 @@ from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure, flatten
 from unison.eager_fallback import NeedsPythonError, on_trial
+from unison.interrupts import is_of_a_signal_handler
 from unison.lifting import Lift
 from unison.program.control_flow import raising_caught
 from unison.program.tracing import traced
@@ -181,6 +182,8 @@ class TensorFunction(ElementFunction):
                 try:
                     return text_program.on_element(epoch or self.begin(), leaves, index)
                 except Exception as error:
+                    if is_of_a_signal_handler(error):
+                        raise
                     # It is called once more in Python, where the error is the user's.
                     logger.debug("The function of %s is called in Python: %s", self.stage, error)
         with _at_once(), _known_here.bound_to(self._inner):
@@ -257,6 +260,8 @@ class TensorFunction(ElementFunction):
         try:
             return program.on_block(epoch, block, indices)
         except Exception as error:
+            if is_of_a_signal_handler(error):
+                raise
             # One by one it is known which element it is, if any: they may only differ in size.
             logger.debug("A block of the dataset is computed one by one: %s", error)
         results = []
@@ -289,6 +294,8 @@ class TensorFunction(ElementFunction):
             try:
                 return self._traced(trial, kinds, structure, host)
             except Exception as error:
+                if is_of_a_signal_handler(error):
+                    raise
                 if host is not None and host.has_grown:
                     continue
                 if trial.wanted is None:
@@ -569,6 +576,8 @@ class _Program:
             avals = [array_type((1, *aval.shape), aval.dtype) for aval in self.jaxpr.in_avals]
             jax.make_jaxpr(jax.vmap(jaxpr_as_fun(self.jaxpr)))(*avals)
         except Exception as error:
+            if is_of_a_signal_handler(error):
+                raise
             logger.debug("A function takes one element at a time: %s", error)
             return False
         return True
