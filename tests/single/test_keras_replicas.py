@@ -212,7 +212,7 @@ def test_synchronized_layer_trains_as_on_one_device(examples, strategy):
 
 
 def test_a_replica_without_examples_whose_loss_is_nan_changes_nothing(four_replicas):
-    """It computes with a row of zeros, of which the loss below is 0 / 0."""
+    """Its loss is a mean over no examples."""
     x, y = regression_data(3)
 
     def build(**arguments):

@@ -2,8 +2,10 @@
 
 import jax
 import keras
+import pytest
 from keras import ops
 
+import unison
 from keras_comparison import on_four_replicas, regression_data
 
 pytestmark = on_four_replicas
@@ -163,3 +165,59 @@ def test_variable_with_an_aggregation_is_combined_at_each_step(assert_trains_as_
     assert_trains_as_alone(
         build, lambda model: model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     )
+
+
+class Centers(keras.layers.Layer):
+    """Subtracts the mean over the examples of all replicas, which it sums by hand."""
+
+    def call(self, inputs):
+        total, count = ops.sum(inputs, axis=0), ops.sum(ops.ones_like(inputs[:, 0]))
+        replica = unison.get_replica_context()
+        if replica is not None:  # else Keras builds the model
+            total, count = replica.all_reduce("SUM", (total, count))
+        return inputs - total / count
+
+
+class LogsItsExamples(RawLogs):
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        count = unison.get_replica_context().all_reduce("SUM", float(len(data[0])))
+        return {**logs, "examples": count}, state
+
+
+# Of 10 examples 4 replicas get 3, 3, 3 and 1; of 5, one is idle.
+@pytest.mark.parametrize("model_class", [keras.Model, LogsItsExamples])
+def test_layer_that_sums_over_the_replicas_by_hand_trains_as_on_one_device(
+    assert_trains_as_alone, model_class
+):
+    def build():
+        inputs = keras.Input((6,))
+        hidden = Centers()(keras.layers.Dense(8, activation="tanh")(inputs))
+        model = model_class(inputs, keras.layers.Dense(1)(hidden))
+        model.compile("adam", "mse")
+        return model
+
+    assert_trains_as_alone(
+        build, lambda model: model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    )
+
+
+class Peak(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="peak")
+        self.peak = self.add_variable((), "zeros", name="peak")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.peak.assign(ops.maximum(self.peak, ops.max(y_pred)))
+
+    def result(self):
+        return self.peak + 0.0
+
+
+def test_sum_by_hand_where_a_step_needs_examples_is_an_error_on_an_idle_replica(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), Centers(), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=[Peak()])
+    model.fit(X[:16], Y[:16], batch_size=16, verbose=0)
+    with pytest.raises(RuntimeError, match="A replica has no examples of a batch"):
+        model.fit(X[:3], Y[:3], batch_size=3, verbose=0)

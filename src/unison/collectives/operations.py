@@ -18,6 +18,7 @@ from jax import lax
 from unison.collectives.associative import combined_in_order
 from unison.collectives.communication import CommunicationOptions
 from unison.collectives.extrema import maximum, minimum
+from unison.collectives.gradient_weights import across_replicas
 from unison.collectives.packing import all_reduce_packed
 from unison.collectives.uneven import sizes_of_next_gather
 from unison.profiling.regions import AGGREGATE
@@ -94,7 +95,8 @@ def all_reduce(
     TF: `tf.distribute.ReplicaContext.all_reduce`.
     """
     with jax.named_scope(AGGREGATE):
-        return _all_reduced(op, value, axis_name, options)
+        value = jax.tree.map(_as_operand, value, is_leaf=_is_operand)
+        return across_replicas(lambda own: _all_reduced(op, own, axis_name, options), value)
 
 
 def _all_reduced(
@@ -103,7 +105,6 @@ def _all_reduced(
     axis_name: str,
     options: CommunicationOptions | None,
 ) -> Any:
-    value = jax.tree.map(_as_operand, value, is_leaf=_is_operand)
     if callable(op):
         return combined_in_order(op, value, axis_name)
     op = ReduceOp.parse(op)
@@ -177,15 +178,19 @@ def all_gather(value: Any, axis: int, axis_name: str = REPLICA_AXIS) -> Any:
                 f"value of shape {leaf.shape}. Add the axis first (value[None])."
             )
         sizes = sizes_of_next_gather(leaf.shape[axis])
-        if sizes is None:
-            return lax.all_gather(leaf, axis_name, axis=axis % leaf.ndim, tiled=True)
-        return _gather_uneven(leaf, axis % leaf.ndim, sizes, axis_name)
+        return across_replicas(
+            lambda own: _gathered_along(own, axis % leaf.ndim, sizes, axis_name), leaf
+        )
 
     return jax.tree.map(gather, value, is_leaf=lambda leaf: isinstance(leaf, NotCombined))
 
 
-def _gather_uneven(leaf: jax.Array, axis: int, sizes: Sequence[int], axis_name: str) -> jax.Array:
+def _gathered_along(
+    leaf: jax.Array, axis: int, sizes: Sequence[int] | None, axis_name: str
+) -> jax.Array:
     """All-gathers values of the given `sizes` along `axis`, padded to the largest in transit."""
+    if sizes is None:
+        return lax.all_gather(leaf, axis_name, axis=axis, tiled=True)
     padding = [(0, 0)] * leaf.ndim
     padding[axis] = (0, max(sizes) - leaf.shape[axis])
     rows = lax.all_gather(jnp.pad(leaf, padding), axis_name)
@@ -212,7 +217,7 @@ def broadcast(value: Any, source: int = 0, axis_name: str = REPLICA_AXIS) -> Any
         return jnp.where(is_source, leaf, jnp.zeros_like(leaf))
 
     kept = jax.tree.map(keep, value)
-    total = lax.psum(kept, axis_name)
+    total = across_replicas(lambda own: lax.psum(own, axis_name), kept)
     return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, kept)
 
 

@@ -6,7 +6,6 @@ for replica programs.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import keras
 from jax import lax
 from keras import ops
 
+from unison.collectives.gradient_weights import gradient_times
 from unison.runtime.placement import REPLICA_AXIS
 from unison.strategies import get_replica_context
 from unison.strategies.replica_share import ScaledBy, current_share
@@ -78,14 +78,12 @@ def _global_moments(count: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
     if has_none:
         local = _nothing(local)
     elif share is not None:
-        # The gradient that reaches a replica's parameters is multiplied by its own share. The part
-        # from the loss of another replica must be multiplied by that replica's share.
-        local = _with_gradient_times(local, 1 / share)
+        local = gradient_times(local, 1 / share)  # as in `across_replicas`
     gathered = lax.all_gather(local, REPLICA_AXIS)
     # The loss of a replica without examples (perhaps NaN) must not reach the others' parameters.
     factor = 0.0 if has_none else share
     if factor is not None:
-        gathered = _with_gradient_times(gathered, factor)
+        gathered = gradient_times(gathered, factor)
     counts, means, variances = (gathered[:, index] for index in range(3))
     total = ops.sum(counts, 0)
     global_mean = ops.divide_no_nan(ops.sum(counts * means, 0), total)
@@ -104,23 +102,3 @@ def _nothing(value: jax.Array) -> jax.Array:
 
 
 _nothing.defvjp(lambda value: (_nothing(value), None), lambda _, grad: (jnp.zeros_like(grad),))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _with_gradient_times(value: jax.Array, factor: float) -> jax.Array:
-    """Returns `value`, whose gradient will be multiplied by `factor`; by 0, NaN is 0, too."""
-    del factor
-    return value
-
-
-def _forward(value: jax.Array, factor: float) -> tuple[jax.Array, None]:
-    del factor
-    return value, None
-
-
-def _backward(factor: float, residual: None, gradient: jax.Array) -> tuple[jax.Array]:
-    del residual
-    return (gradient * factor if factor else jnp.zeros_like(gradient),)
-
-
-_with_gradient_times.defvjp(_forward, _backward)

@@ -33,7 +33,7 @@ from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import traced
 from unison.runtime.placement import REPLICA_AXIS
 from unison.strategies import Strategy
-from unison.strategies.context import with_filler
+from unison.strategies.context import FillerCombinedError, with_filler
 from unison.strategies.replica_share import ScaledBy, replica_share
 
 logger = logging.getLogger("unison")
@@ -155,15 +155,18 @@ class StepTracer:
     ) -> StepTrace:
         """Traces the step of a replica that gets `count` examples.
 
-        A replica without examples gets none from a step that assigns, as on TensorFlow. Where
-        something in the step needs some, and in steps for Keras on JAX, it gets a row of zeros,
-        whose results do not count.
+        A replica without examples gets none from a step that assigns, as on TensorFlow, and from
+        one for Keras on JAX that combines values of the replicas by hand. In others of these, and
+        where something in the step needs some, it gets a row of zeros, whose results do not count.
 
         The indices of other variables whose copies it leaves different are added to `diverging`.
         """
         args = (shares, structure, leaves, flat, diverging)
-        if count or not self._assigns:
-            return self._trace(count, max(count, 1), *args)
+        if count:
+            return self._trace(count, count, *args)
+        if not self._assigns:
+            with contextlib.suppress(FillerCombinedError), with_filler():
+                return self._trace(count, 1, *args)
         try:
             return self._trace(count, 0, *args)
         except _NEED_EXAMPLES as error:
@@ -283,7 +286,7 @@ class StepTracer:
     def _without_example(
         self, results: Any, state: Sequence[Any], new: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        """Undoes what a replica without examples computed from the row of zeros that it got.
+        """Undoes what a replica without examples computed from no rows, or from a row of zeros.
 
         Its random streams still advance, in step with those of the other replicas.
         """

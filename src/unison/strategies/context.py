@@ -33,8 +33,12 @@ class _Frame:
     replica_context: ReplicaContext | None
 
 
-#: The error of a function that was given no rows, where the replica that is traced has filler.
-_refused_without_examples: ThreadLocal[Exception | None] = ThreadLocal(None)
+class FillerCombinedError(RuntimeError):
+    """Values of a replica that has filler would be combined with those of other replicas."""
+
+
+#: The message of a `FillerCombinedError`, where the replica that is traced has filler.
+_refusal: ThreadLocal[str | None] = ThreadLocal(None)
 
 _frames: ThreadLocal[list[_Frame]] = ThreadLocal(default_factory=list)
 _lasting_scope: ThreadLocal[contextlib.ExitStack | None] = ThreadLocal(None)
@@ -88,15 +92,27 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
 
 @contextlib.contextmanager
-def with_filler(error: Exception) -> Iterator[None]:
+def with_filler(error: Exception | None = None) -> Iterator[None]:
     """Inside, the replica computes with a row of zeros, since it has no examples. Combining what
     comes of it with the values of other replicas is refused.
 
     Args:
-        error: What the function raised when it was given no rows.
+        error: What the function raised when it was given no rows, if it was.
+
+    Raises:
+        FillerCombinedError: The function combines values of the replicas.
     """
-    with _refused_without_examples.bound_to(error):
-        yield
+    raised = "" if error is None else f" but raised {type(error).__name__}: {error}."
+    refusal = (
+        "A replica has no examples of a batch. The step combines values of the replicas, and must "
+        f"be able to compute with no examples,{raised} Give every replica examples (drop_remainder="
+        "True leaves out a small last batch), or let the step compute with empty arrays."
+    )
+    with _refusal.bound_to(refusal):
+        try:
+            yield
+        except FillerCombinedError as refused:
+            raise refused from error
 
 
 def strategy_in_scope() -> Strategy | None:
@@ -240,13 +256,8 @@ class ReplicaContext:
             RuntimeError: There are others, but this is outside the program that they run, or the
                 replica has filler; see `with_filler`.
         """
-        if (error := _refused_without_examples.value) is not None:
-            raise RuntimeError(
-                "A replica has no examples of a batch. The step combines values of the replicas, "
-                "and must be able to compute with no examples, but raised "
-                f"{type(error).__name__}: {error}. Give every replica examples (drop_remainder="
-                "True leaves out a small last batch), or let the step compute with empty arrays."
-            ) from error
+        if _refusal.value is not None:
+            raise FillerCombinedError(_refusal.value)
         if self._is_traced:
             return True
         if self.num_replicas_in_sync > 1:

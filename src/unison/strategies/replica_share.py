@@ -14,6 +14,7 @@ import contextlib
 import enum
 from collections.abc import Iterator
 
+from unison.collectives.gradient_weights import gradients_weighted_by
 from unison.lifting import current_lift
 from unison.strategies.context import replica_context_in_scope
 from unison.thread_local import ThreadLocal
@@ -43,8 +44,11 @@ _share: ThreadLocal[tuple[float, ScaledBy] | None] = ThreadLocal(None)
 @contextlib.contextmanager
 def replica_share(share: float, scaled_by: ScaledBy) -> Iterator[None]:
     """Context manager in which the replica has `share` of the examples: 0 for none, 1 for all."""
-    with _share.bound_to((share, scaled_by)):
-        yield
+    with contextlib.ExitStack() as weighted:
+        if scaled_by is ScaledBy.GRADIENTS:
+            weighted.enter_context(gradients_weighted_by(share))
+        with _share.bound_to((share, scaled_by)):
+            yield
 
 
 def current_share(scaled_by: ScaledBy | None = None) -> float | None:
