@@ -125,8 +125,8 @@ class Program:
         class_weight: Whether classes have weights.
         validation: None, "data" or "split" (the last `VALIDATION_SPLIT` of the examples).
         actions: What is done, in order: "fit", "evaluate", "predict", "train_on_batch",
-            "test_on_batch", "predict_on_batch", "freeze", "recompile", "save_model",
-            "save_weights".
+            "test_on_batch", "predict_on_batch", "freeze", "unfreeze", "recompile",
+            "save_model", "save_weights", "checkpoint".
     """
 
     seed: int = 0

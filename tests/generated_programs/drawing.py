@@ -10,7 +10,7 @@ from typing import Any
 from generated_programs.choices import Input, Layer, Optimizer, Output, Program
 from generated_programs.layers import shares
 from generated_programs.models import LAYERS, RANDOM, REGULARIZED
-from generated_programs.parts import LOSSES, METRICS, OPTIMIZERS, REDUCTIONS
+from generated_programs.parts import EXTREMES, LOSSES, METRICS, OPTIMIZERS, REDUCTIONS
 from generated_programs.steps import APPLYING, STEPS, TAPED
 
 #: Layers that take means over the examples of their replica. (One that is synchronized is an error
@@ -36,9 +36,12 @@ LOSS_SCALES = (64.0, 2.0**15, 2.0**40)
 
 ACTIONS = (
     "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
-    "freeze", "recompile", "save_model", "save_weights",
+    "freeze", "unfreeze", "recompile", "save_model", "save_weights", "checkpoint",
 )  # fmt: skip
-_ACTIONS_OF_LOOPS = ("fit", "predict", "predict_on_batch", "save_weights")
+_ACTIONS_OF_LOOPS = ("fit", "predict", "predict_on_batch", "save_weights", "checkpoint")
+
+#: Actions that change what trains next.
+_CHANGING = ("freeze", "unfreeze", "recompile", "save_model", "save_weights", "checkpoint")
 
 
 def draw_program(seed: int, number: int) -> Program:
@@ -92,7 +95,7 @@ class _Drawing:
         )
 
     def _sizes(self) -> dict[str, int]:
-        batch = self._chance.randint(2, 13)
+        batch = self._chance.randint(1, 13)
         if self._is(0.3):  # even for all numbers of replicas
             return {"examples": 24, "batch": 12}
         return {"examples": self._chance.randint(2, 26), "batch": batch}
@@ -128,7 +131,7 @@ class _Drawing:
     def _output(self, by_steps: bool, step: str) -> Output:
         kind = "steps" if by_steps else self._one(["number", "binary", "classes", "one_hot"])
         # In functions given to `strategy.run`, states are added up, as in TensorFlow.
-        names = [name for name in METRICS[kind] if step != "loop" or name != "largest"]
+        names = [name for name in METRICS[kind] if step != "loop" or name not in EXTREMES]
         metrics = self._some(names, 2)
         others = [name for name in names if name not in metrics and name != "calls"]
         return Output(
@@ -156,7 +159,8 @@ class _Drawing:
     def _actions(self, is_loop: bool) -> tuple[str, ...]:
         kinds = _ACTIONS_OF_LOOPS if is_loop else ACTIONS
         further = [self._one(kinds) for _ in range(self._one([0, 1, 1, 2]))]
-        return ("fit" if self._is(0.8) else self._one(kinds), *further)
+        actions = ("fit" if self._is(0.8) else self._one(kinds), *further)
+        return (*actions, "fit") if actions[-1] in _CHANGING and self._is(0.7) else actions
 
 
 def consistent(program: Program) -> Program:
@@ -181,6 +185,15 @@ def _with_fewer_conflicts(program: Program) -> Program:
         policy = "mixed_bfloat16" if program.policy == "mixed_float16" else program.policy
         unscaled = dataclasses.replace(program.optimizer, loss_scale=None)
         program = dataclasses.replace(program, policy=policy, optimizer=unscaled)
+    if program.applying == "two_optimizers" and program.optimizer.ema is not None:
+        # Keras overwrites all weights of the model by the averages of its one optimizer.
+        optimizer = dataclasses.replace(program.optimizer, ema=None)
+        program = dataclasses.replace(program, optimizer=optimizer)
+    if (program.has_layer("centers") or program.step == "stateless") and _has_idle_replicas(
+        program
+    ):
+        # What is summed by hand there is of no examples, of which there is no largest.
+        change["outputs"] = outputs = tuple(map(_without_extremes, outputs))
     scale = program.optimizer.loss_scale
     if program.policy == "mixed_float16" and program.has_layer("attention", "query_attention"):
         change["policy"] = "mixed_bfloat16"  # which XLA multiplies on a CPU
@@ -241,6 +254,15 @@ def _without_counting_metrics(output: Output) -> Output:
     )
 
 
+def _without_extremes(output: Output) -> Output:
+    """Leaves out metrics that need an example."""
+    return dataclasses.replace(
+        output,
+        metrics=tuple(name for name in output.metrics if name not in EXTREMES),
+        weighted_metrics=tuple(name for name in output.weighted_metrics if name not in EXTREMES),
+    )
+
+
 def _divides_by_replica(output: Output) -> bool:
     """Whether a loss is divided by something else than the number of examples."""
     is_masked = output.kind == "steps" or output.loss == "ignoring"
@@ -272,3 +294,8 @@ def _without_means(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     return tuple(
         dataclasses.replace(layer, activity=False) for layer in layers if layer.kind not in _MEANS
     )
+
+
+def _without_sums(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Returns layers that sum nothing by hand."""
+    return tuple(layer for layer in layers if layer.kind != "centers")

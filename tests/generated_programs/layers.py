@@ -14,6 +14,8 @@ from typing import Any
 import keras
 from keras import ops
 
+import unison.tf as tf
+
 #: The replicas whose shares a model on one device imitates.
 _imitated = 1
 
@@ -148,6 +150,24 @@ class AddsLoss(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         self.add_loss(0.05 * ops.mean(ops.square(ops.cast(inputs, keras.config.floatx()))))
         return inputs
+
+
+@keras.saving.register_keras_serializable("random programs")
+class Centers(keras.layers.Layer):
+    """Subtracts a part of the mean over the examples of all replicas, which it sums by hand."""
+
+    supports_masking = True
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+    def call(self, inputs: Any) -> Any:
+        values = ops.cast(inputs, keras.config.floatx())
+        total, count = ops.sum(values, 0), ops.cast(inputs.shape[0], values.dtype)
+        replica = tf.distribute.get_replica_context()
+        if replica is not None:  # else Keras builds the model
+            total, count = replica.all_reduce("SUM", (total, count))
+        return inputs - ops.cast(0.5 * total / count, inputs.dtype)
 
 
 @keras.saving.register_keras_serializable("random programs")

@@ -8,7 +8,14 @@ from typing import Any
 import keras
 
 from generated_programs.choices import Layer, Output, Program
-from generated_programs.layers import AddsLoss, Counts, ReferenceNormalization, Residual, imitated
+from generated_programs.layers import (
+    AddsLoss,
+    Centers,
+    Counts,
+    ReferenceNormalization,
+    Residual,
+    imitated,
+)
 
 Build = Callable[..., keras.layers.Layer]
 
@@ -37,6 +44,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], Build]] = {
         lambda **_: keras.layers.GRU(3, return_sequences=True, dropout=0.3),
     ),
     "counts": (("vector", "steps", "image"), lambda **_: Counts()),
+    "centers": (("vector", "steps", "image"), lambda **_: Centers()),
     "adds_loss": (("vector", "steps", "image"), lambda **_: AddsLoss()),
     "masking": (("steps",), lambda **_: keras.layers.Masking()),
     "lstm": (("steps",), lambda **o: keras.layers.LSTM(3, return_sequences=True, **o)),

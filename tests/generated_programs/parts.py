@@ -57,6 +57,7 @@ METRICS: dict[str, dict[str, Callable[[], Any]]] = {
         "spread": lambda: Spread(name="spread"),
         "calls": lambda: Calls(name="calls"),
         "largest": lambda: Largest(name="largest"),
+        "smallest": lambda: Smallest(name="smallest"),
         "level": lambda: Level(name="level"),
     },
     "binary": {
@@ -169,6 +170,24 @@ class Largest(metrics.Metric):
     def result(self) -> Any:
         return self.largest + 0.0
 
+
+@keras.saving.register_keras_serializable("random programs")
+class Smallest(metrics.Metric):
+    """The smallest prediction."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.smallest = self.add_variable((), "ones", name="smallest")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.smallest.assign(ops.minimum(self.smallest, ops.min(y_pred)))
+
+    def result(self) -> Any:
+        return self.smallest + 0.0
+
+
+#: Metrics whose states are extremes: they need an example.
+EXTREMES = ("largest", "smallest")
 
 #: A large epsilon: a gradient that is zero but for round-off (that of a bias before a
 #: normalization) would otherwise be divided by itself, and move its weight at random.

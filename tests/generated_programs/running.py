@@ -231,6 +231,10 @@ class _Run:
             trained[0].trainable = False
         self._recompile(where)
 
+    def _unfreeze(self, where: str) -> None:
+        self._model.trainable = True
+        self._recompile(where)
+
     def _recompile(self, where: str) -> None:
         with self._scope():
             self._compile()
@@ -249,6 +253,18 @@ class _Run:
         self._build(self._program.seed + 1)
         self._model.load_weights(path)
         self._restart_statistics()
+
+    def _checkpoint(self, where: str) -> None:
+        path = str(self._folder / where.replace(" ", "_"))
+        tf.train.Checkpoint(**self._saved()).write(path)
+        self._build(self._program.seed + 1)
+        tf.train.Checkpoint(**self._saved()).restore(path)
+        self._restart_statistics()
+
+    def _saved(self) -> dict[str, Any]:
+        of_loop = [] if self._loop is None else self._loop.optimizers
+        optimizers = {f"optimizer_{number}": each for number, each in enumerate(of_loop)}
+        return {"model": self._model, **optimizers}
 
     def _restart_statistics(self) -> None:
         """Files hold the mean of the replicas' statistics, from which each replica resumes."""

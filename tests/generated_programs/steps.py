@@ -54,7 +54,8 @@ class Stateless(keras.Model):
             new if (new := scope.get_current_value(variable)) is not None else old
             for variable, old in zip(self.metrics_variables, metrics, strict=True)
         ]
-        return logs, (weights, others, slots, metrics)
+        count = tf.distribute.get_replica_context().all_reduce("SUM", float(_count(x)))
+        return {**logs, "examples": count}, (weights, others, slots, metrics)
 
 
 def _count(x: Any) -> Any:
