@@ -38,3 +38,9 @@ class UnsupportedMember:
             name=self._name,
             obj=owner if instance is None else instance,
         )
+
+
+def refuse_option(option: str, value: Any, remedy: str) -> None:
+    """Raises a ValueError if an option of TensorFlow is set that Unison does not have."""
+    if value:
+        raise ValueError(f"{option} is not supported by Unison: {remedy}. Received: {value!r}")

@@ -193,3 +193,16 @@ def test_random_generator_goes_on_where_it_was(prefix, replicas):
     following = np.asarray(generator.normal([3]))
     Checkpoint(generator=other).read(path).assert_consumed()
     np.testing.assert_equal(np.asarray(other.normal([3])), following)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("experimental_skip_slot_variables", True, r"Checkpoint\(model=model\)"),
+        ("experimental_sharding_callback", print, "shards"),
+    ],
+)
+def test_an_option_that_checkpoints_cannot_follow_is_refused(option, value, remedy):
+    assert not getattr(CheckpointOptions(), option)
+    with pytest.raises(ValueError, match=f"{option} is not supported by Unison: .*{remedy}"):
+        CheckpointOptions(**{option: value})

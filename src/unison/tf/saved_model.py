@@ -17,6 +17,7 @@ from unison.saving.functions import DEFAULT_SIGNATURE as DEFAULT_SERVING_SIGNATU
 from unison.saving.load import SERVING
 from unison.tf.missing import names_missing_from, namespace
 from unison.tf.variables import Variable
+from unison.unsupported import refuse_option
 
 __all__ = [
     "DEFAULT_SERVING_SIGNATURE_DEF_KEY",
@@ -86,9 +87,11 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         _require_one_value(self.experimental_variable_policy)
-        _refuse("function_aliases", self.function_aliases, "name functions by signatures=")
-        _refuse("experimental_sharding_callback", self.experimental_sharding_callback, _SHARDS)
-        _refuse("extra_tags", self.extra_tags, f"a saved model has the tag {SERVING!r} only")
+        refuse_option("function_aliases", self.function_aliases, "name functions by signatures=")
+        refuse_option(
+            "experimental_sharding_callback", self.experimental_sharding_callback, _SHARDS
+        )
+        refuse_option("extra_tags", self.extra_tags, f"a saved model has the tag {SERVING!r} only")
 
 
 @dataclasses.dataclass
@@ -110,23 +113,19 @@ class LoadOptions:
     def __post_init__(self) -> None:
         _require_one_value(self.experimental_variable_policy)
         is_partial = self.allow_partial_checkpoint
-        _refuse("allow_partial_checkpoint", is_partial, "all variables are saved, and restored")
-        _refuse(
+        refuse_option(
+            "allow_partial_checkpoint", is_partial, "all variables are saved, and restored"
+        )
+        refuse_option(
             "experimental_skip_checkpoint",
             self.experimental_skip_checkpoint,
             "load the variables, and assign them other values",
         )
         aliases = self.experimental_load_function_aliases
-        _refuse("experimental_load_function_aliases", aliases, "use the signatures")
+        refuse_option("experimental_load_function_aliases", aliases, "use the signatures")
 
 
 _SHARDS = "the variables are saved as a checkpoint, each worker's shards in a file of its own"
-
-
-def _refuse(option: str, value: Any, remedy: str) -> None:
-    """Raises a ValueError if an option is set that `save` and `load` do not have."""
-    if value:
-        raise ValueError(f"{option} is not supported by Unison: {remedy}. Received: {value!r}")
 
 
 def _require_one_value(policy: VariablePolicy | str | None) -> None:
