@@ -26,6 +26,7 @@ from unison.data.examples import (
     message,
     parse_sequence_example,
 )
+from unison.errors import OpError
 
 CHANCE = np.random.RandomState(2)
 
@@ -108,6 +109,66 @@ def read_examples(folder):
     finally:
         columns._SIDE_BY_SIDE = side_by_side
     return found
+
+
+PARTITIONS = {
+    "splits": tf.io.RaggedFeature.RowSplits("splits"),
+    "lengths": tf.io.RaggedFeature.RowLengths("lengths"),
+    "starts": tf.io.RaggedFeature.RowStarts("starts"),
+    "limits": tf.io.RaggedFeature.RowLimits("limits"),
+    "ids": tf.io.RaggedFeature.ValueRowIds("ids"),
+    "uniform": tf.io.RaggedFeature.UniformRowLength(3),
+}
+
+
+def ragged_example(**numbers):
+    """An Example of six values in rows, and its partitions of every kind."""
+    good = {
+        "splits": [0, 2, 2, 6], "lengths": [2, 0, 4], "starts": [0, 2, 2], "limits": [2, 2, 6],
+        "ids": [0, 0, 2, 2, 2, 2],
+    }  # fmt: skip
+    made = message("Example")()
+    for key, values in {"values": range(6), **good, **numbers}.items():
+        made.features.feature[key].int64_list.value.extend(values)
+    return made.SerializeToString(deterministic=True)
+
+
+def write_ragged(folder):
+    for number in range(3):
+        (folder / f"{number}").write_bytes(ragged_example())
+
+
+def read_ragged(folder):
+    """By each partition on its own, and by rows of rows."""
+    texts = tf.constant([path.read_bytes() for path in sorted(folder.iterdir())])
+    ways = {key: [partition] for key, partition in PARTITIONS.items()}
+    ways["rows of rows"] = [tf.io.RaggedFeature.UniformRowLength(1), PARTITIONS["ids"]]
+    found = {}
+    errors = []
+    for way, partitions in ways.items():
+        feature = tf.io.RaggedFeature(tf.int64, value_key="values", partitions=partitions)
+        try:
+            rows = tf.io.parse_example(texts, {"rows": feature})["rows"]
+        except OpError as error:
+            errors.append(error)
+        else:
+            found[way] = comparable([np.asarray(rows.flat_values), *rows.nested_row_splits])
+    if errors:
+        raise errors[0]
+    return found
+
+
+def ragged_numbers(folder, chance):
+    """Changes the numbers of one of the partitions of an Example."""
+    large = [2**20, 2**21, 2**24, 2**27, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1]
+    if chance.random() < 0.5:  # rows, of which most may be empty
+        key, choices = "ids", [*range(7), *large[: chance.choice([0, 0, 1, 2, 9])]]
+        numbers = sorted(chance.choices(choices, k=6))
+    else:
+        key = chance.choice([key for key in PARTITIONS if key != "uniform"])
+        numbers = chance.choices([*range(7), *large, -1, -(2**63)], k=chance.randint(0, 7))
+    (folder / str(chance.randrange(3))).write_bytes(ragged_example(**{key: numbers}))
+    return f"{key} {numbers}"
 
 
 def write_sequence(folder):
@@ -228,6 +289,7 @@ FORMATS = {
     ),
     "parquet-unchecked": Format(writes_parquet(), read_parquet, is_right=is_anything),
     "example": Format(write_examples, read_examples, is_right=is_anything),
+    "example-ragged": Format(write_ragged, read_ragged, [ragged_numbers], is_right=is_anything),
     "sequence-example": Format(write_sequence, read_sequence, is_right=is_anything),
     "tensor": Format(write_tensor, read_tensor, [tensor_shape], is_right=is_anything),
     "example-json": Format(write_json, read_json, [json_values], is_right=is_anything),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +16,11 @@ from unison.tf.ragged.tensor import RaggedTensor
 from unison.tf.tensors import convert_to_tensor
 from unison.tf.text import StringTensor
 
+#: The number of rows that the row ids of a batch may name: so many, and more for its values. An id
+#: of a few bytes is that of a row, and rows before it take memory; TensorFlow allocates up to 2^31.
+_FEW_ROWS = 1 << 20
+_ROWS_A_VALUE = 16
+
 
 class RowSplits(NamedTuple):
     """Rows whose splits are the values of a feature. TF: `tf.io.RaggedFeature.RowSplits`."""
@@ -22,7 +28,13 @@ class RowSplits(NamedTuple):
     key: str
 
     def lengths(self, numbers: np.ndarray, count: int) -> np.ndarray:
-        """Returns the lengths of the rows of an Example, of `count` values."""
+        """Returns the lengths of the rows of an Example, of `count` values.
+
+        Raises:
+            ValueError: They are of no rows.
+        """
+        if numbers[:1].any():
+            raise ValueError(f"the first split is {numbers[0]}, and not 0")
         return np.diff(numbers)
 
 
@@ -41,7 +53,7 @@ class RowStarts(NamedTuple):
     key: str
 
     def lengths(self, numbers: np.ndarray, count: int) -> np.ndarray:
-        return np.diff([*numbers, count])
+        return np.diff(numbers, append=count)
 
 
 class RowLimits(NamedTuple):
@@ -50,7 +62,7 @@ class RowLimits(NamedTuple):
     key: str
 
     def lengths(self, numbers: np.ndarray, count: int) -> np.ndarray:
-        return np.diff([0, *numbers])
+        return np.diff(numbers, prepend=0)
 
 
 class ValueRowIds(NamedTuple):
@@ -59,7 +71,11 @@ class ValueRowIds(NamedTuple):
     key: str
 
     def lengths(self, numbers: np.ndarray, count: int) -> np.ndarray:
-        return np.bincount(numbers, minlength=0)
+        if (numbers < 0).any() or (numbers[1:] < numbers[:-1]).any():
+            raise ValueError(
+                f"expected row ids from 0 on, in the order of the rows, received {_shown(numbers)}"
+            )
+        return np.bincount(numbers)
 
 
 class UniformRowLength(NamedTuple):
@@ -112,7 +128,7 @@ class RaggedParser:
 
     Raises:
         TypeError: A partition is invalid.
-        ValueError: One feature is to be read with two dtypes.
+        ValueError: One feature is to be read with two dtypes, or rows have a negative length.
     """
 
     def __init__(self, features: Mapping[str, RaggedFeature]):
@@ -125,6 +141,11 @@ class RaggedParser:
                     raise TypeError(f"Invalid partition of feature {key!r}: {partition!r}")
                 if not isinstance(partition, UniformRowLength):
                     wanted.append((partition.key, np.dtype(np.int64)))
+                elif partition.length < 0:
+                    raise ValueError(
+                        f"Expected rows of feature {key!r} of a length of at least 0. "
+                        f"Received: {partition!r}"
+                    )
             for name, dtype in wanted:
                 if raw.setdefault(name, VarLenFeature(dtype)).dtype != dtype:
                     raise ValueError(f"Feature {name!r} is to be read with two dtypes.")
@@ -149,7 +170,10 @@ class RaggedParser:
             if isinstance(partition, UniformRowLength) and not splits:
                 flat = flat.reshape((sum(counts), partition.length, *flat.shape[1:]))
                 continue
-            splits.insert(0, splits_of_lengths(np.concatenate(lengths).astype(dtype)))
+            splits.insert(
+                0,
+                splits_of_lengths(np.concatenate([np.zeros(0, np.int64), *lengths]).astype(dtype)),
+            )
             is_uniform = isinstance(partition, UniformRowLength)
             uniform.insert(0, partition.length if is_uniform else None)
         if is_batch:
@@ -175,18 +199,51 @@ def _lengths(
     else:
         numbers = parsed[partition.key]
         ends = np.cumsum(_counts(numbers))[:-1]
-        parts = np.split(np.asarray(numbers.values, np.int64), ends)
-        lengths = [
-            np.asarray(partition.lengths(part, count), np.int64)
-            for part, count in zip(parts, counts, strict=True)
-        ]
+        parts = np.split(np.asarray(numbers.values, np.int64), ends)[: len(counts)]
+        if isinstance(partition, ValueRowIds):
+            _check_number_of_rows(key, partition, parts, sum(counts))
+        lengths = []
+        for index, (part, count) in enumerate(zip(parts, counts, strict=True)):
+            try:
+                lengths.append(np.asarray(partition.lengths(part, count), np.int64))
+            except ValueError as error:
+                raise _misfit(key, partition, index, str(error)) from error
     for index, (own, count) in enumerate(zip(lengths, counts, strict=True)):
-        if (own < 0).any() or own.sum() != count:
-            raise InvalidArgumentError(
-                message=f"The partition {partition} of feature {key!r} does not fit Example "
-                f"{index}: rows of lengths {own.tolist()} of {count} values"
-            )
+        # Each is compared, too: the sum of a few large ones overflows, to any number.
+        if ((own < 0) | (own > count)).any() or own.sum() != count:
+            what = f"rows of lengths {_shown(own)} of {count} values"
+            raise _misfit(key, partition, index, what)
     return lengths
+
+
+def _check_number_of_rows(
+    key: str, partition: ValueRowIds, parts: Sequence[np.ndarray], num_values: int
+) -> None:
+    """Checks that the rows of all Examples are few enough for their values.
+
+    Raises:
+        InvalidArgumentError: They are not.
+    """
+    num_rows = sum(int(part.max(initial=-1)) + 1 for part in parts)
+    most = _FEW_ROWS + _ROWS_A_VALUE * num_values
+    if num_rows > most:
+        raise InvalidArgumentError(
+            message=f"Expected the partition {partition} of feature {key!r} to name at most {most} "
+            f"rows of {num_values} values. Received {num_rows}, of which most are empty. Write "
+            "lengths or splits of so many rows: tf.io.RaggedFeature.RowLengths, RowSplits"
+        )
+
+
+def _misfit(key: str, partition: Any, index: int, reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        message=f"The partition {partition} of feature {key!r} does not fit Example {index}: "
+        f"{reason}"
+    )
+
+
+def _shown(numbers: np.ndarray) -> str:
+    """Returns the first numbers as text."""
+    return reprlib.repr(numbers[:7].tolist())
 
 
 def _tensor(values: np.ndarray) -> Any:
