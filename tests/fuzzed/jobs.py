@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import zlib
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from unison.runtime.elastic import persisted_state
 from unison.runtime.elastic.group import _unpacked_state
 from unison.runtime.launching import JobFolder
 from unison.storage import checksummed
+from unison.storage.inflating import GZIP
 from unison.storage.journal import Journal
 from unison.train.handover import Handover
 
@@ -229,6 +231,21 @@ def trace_values(folder, chance):
     return how
 
 
+#: What a file that is a thousand times smaller may have any number of.
+REPEATED = (" ", "9", "1e9,", "[],", '{"a":"b"},', r'"\ud83d\ude00",', "[", '{"a":')
+
+
+def trace_bomb(folder, chance):
+    """A small file of a trace that is large: as text, as values, or as one value."""
+    piece, count = chance.choice(REPEATED), 10 ** chance.randint(3, 7)
+    value = chance.choice([f"{piece * count}0", rf'"\ud83d\ude00{"a" * 10 * count}"'])
+    text = f'{{"metadata": {{"workers": []}}, "traceEvents": [{value}]}}'
+    packer = zlib.compressobj(wbits=GZIP)
+    content = packer.compress(text.encode()) + packer.flush()
+    chance.choice(sorted(folder.glob("worker-*"))).write_bytes(content)
+    return f"{len(text)} characters in {len(content)} bytes: {value[:20]}"
+
+
 # -- the position of an iterator -----------------------------------------------------------------
 
 
@@ -332,7 +349,9 @@ FORMATS = {
     "bench-results": Format(
         write_results, read_results, [json_of("*.json")], (NoResultsError,), is_anything
     ),
-    "trace": Format(write_trace, read_trace, [trace_values], (ValueError,), is_anything),
+    "trace": Format(
+        write_trace, read_trace, [trace_values, trace_bomb], (ValueError,), is_anything
+    ),
     "position": Format(
         write_position,
         read_position,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import unison
+from peak_memory import peak_memory
 from unison import profiling
 from unison.profiling import clocks
 from unison.profiling.merging import write_worker
@@ -155,6 +156,33 @@ def test_merging_needs_traces_of_workers(tmp_path):
         profiling.merge(tmp_path)
     (tmp_path / "worker-0.trace.json.gz").write_bytes(b"text")
     with pytest.raises(ValueError, match=r"Expected the trace of a worker in .*worker-0"):
+        profiling.merge(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (f'"{" " * 30_000_000}"', "expected at most .* deflated ones, which hold more"),
+        ("[]," * 2_000_000 + "[]", "expected at most .* values in .* bytes, received 40000"),
+    ],
+    ids=["a text", "many values"],
+)
+def test_a_small_file_of_a_large_trace_is_refused_in_little_memory(tmp_path, events, said):
+    text = f'{{"metadata": {{"workers": []}}, "traceEvents": [{events}]}}'
+    (tmp_path / "worker-0.trace.json.gz").write_bytes(gzip.compress(text.encode(), 5))
+    del text
+    with peak_memory() as peak, pytest.raises(ValueError, match=said):
+        profiling.merge(tmp_path)
+    assert peak.bytes < 40_000_000
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:-9], lambda data: data + b"more"], ids=["cut", "longer"]
+)
+def test_an_incomplete_trace_is_refused(tmp_path, change):
+    content = gzip.compress(b'{"metadata": {"workers": []}, "traceEvents": []}')
+    (tmp_path / "worker-0.trace.json.gz").write_bytes(change(content))
+    with pytest.raises(ValueError, match=r"expected one stream of .* which is incomplete"):
         profiling.merge(tmp_path)
 
 

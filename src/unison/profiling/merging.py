@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import pathlib
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,10 +14,18 @@ from unison.profiling.clocks import Clock
 from unison.profiling.recording import Slice
 from unison.profiling.regions import REGIONS
 from unison.storage.decoding import parsed_json, plain_list
+from unison.storage.inflating import GZIP, inflated_within
 
 #: The file of all workers in a trace's folder, and those of each.
 MERGED = "trace.json.gz"
 _OF_WORKER = "worker-{}.trace.json.gz"
+
+#: The maximum size of a trace in a small file, and for each of its bytes: characters, and marks
+#: between values, each of which is an object in memory. Traces have 17 and 2 for each byte.
+_SMALL = 1 << 23
+_FEW_MARKS = 1 << 18
+_CHARACTERS_A_BYTE = 32
+_MARKS_A_BYTE = 6
 
 #: Intervals of a region with a gap below this are merged; in seconds.
 _GAP = 20e-6
@@ -73,16 +80,30 @@ def merge(folder: str | os.PathLike[str]) -> pathlib.Path:
     workers: list[dict[str, Any]] = []
     for path in paths:
         try:
-            with gzip.open(path, "rb") as file:
-                said = parsed_json(file.read())
+            said = parsed_json(_text_of(path))
             workers += plain_list(said["metadata"]["workers"])
             events += plain_list(said["traceEvents"])
-        except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"Expected the trace of a worker in {path}, as unison.profiling.trace writes it. "
                 f"Received a file that cannot be read so: {error!r}"
             ) from error
     return _write(folder / MERGED, events, {"workers": workers})
+
+
+def _text_of(path: pathlib.Path) -> bytes:
+    """Returns the JSON of a trace.
+
+    Raises:
+        ValueError: It is not compressed, or would take much more memory than traces of its size.
+    """
+    data = path.read_bytes()
+    text = inflated_within(data, _SMALL + _CHARACTERS_A_BYTE * len(data), GZIP)
+    marks = sum(map(text.count, (b",", b":", b"[", b"{")))
+    most = _FEW_MARKS + _MARKS_A_BYTE * len(data)
+    if marks > most:
+        raise ValueError(f"expected at most {most} values in {len(data)} bytes, received {marks}")
+    return text
 
 
 def missing_workers(folder: str | os.PathLike[str], count: int) -> list[int]:

@@ -1,9 +1,12 @@
-"""Inflating zlib data to a known size, in bounded memory."""
+"""Inflating zlib data to a known size, or a maximum one, in bounded memory."""
 
 from __future__ import annotations
 
 import zlib
 from typing import Any
+
+#: The format of GZIP files, as in `zlib.decompressobj`.
+GZIP = 16 + zlib.MAX_WBITS
 
 #: The format's maximum ratio of inflated to deflated bytes, and the maximum for no bytes.
 _MOST_A_BYTE = 1032
@@ -52,12 +55,48 @@ def inflated(data: Any, size: int, wbits: int = zlib.MAX_WBITS) -> bytes:
     deflated = len(memoryview(data).cast("B"))
     if size > most_inflated(deflated):
         raise ValueError(f"{deflated} deflated bytes cannot hold {size}")
-    inflater = zlib.decompressobj(wbits)
-    try:
-        result = inflater.decompress(data, size + 1)
-    except zlib.error as error:
-        raise ValueError(f"deflated bytes are corrupt: {error}") from error
-    if len(result) != size or not inflater.eof or inflater.unused_data:
+    result, is_whole = _begun(data, size + 1, wbits)
+    if len(result) != size or not is_whole:
         found = "more" if len(result) > size else f"{len(result)}"
         raise ValueError(f"expected {size} bytes in {deflated} deflated ones, which hold {found}")
     return result
+
+
+def inflated_within(data: Any, most: int, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """Returns the inflated bytes, whose number is not known.
+
+    Args:
+        data: The deflated bytes, all of one stream.
+        most: Their maximum number. No more are computed.
+        wbits: The format, as in `zlib.decompressobj`.
+
+    Raises:
+        ValueError: There are more, or the data is corrupt.
+
+    Examples:
+        >>> inflated_within(zlib.compress(b"text"), 9)
+        b'text'
+        >>> inflated_within(zlib.compress(bytes(1 << 24)), 9)
+        Traceback (most recent call last):
+        ValueError: expected at most 9 bytes in ... deflated ones, which hold more: ...
+    """
+    deflated = len(memoryview(data).cast("B"))
+    result, is_whole = _begun(data, most + 1, wbits)
+    if len(result) > most:
+        raise ValueError(
+            f"expected at most {most} bytes in {deflated} deflated ones, which hold more: they are "
+            "taken for a decompression bomb"
+        )
+    if not is_whole:
+        raise ValueError(f"expected one stream of {deflated} deflated bytes, which is incomplete")
+    return result
+
+
+def _begun(data: Any, most: int, wbits: int) -> tuple[bytes, bool]:
+    """Returns the first inflated bytes, and whether they are those of all of the data."""
+    inflater = zlib.decompressobj(wbits)
+    try:
+        result = inflater.decompress(data, most)
+    except zlib.error as error:
+        raise ValueError(f"deflated bytes are corrupt: {error}") from error
+    return result, inflater.eof and not inflater.unused_data
