@@ -317,6 +317,7 @@ def test_the_workers_end_with_the_command(program, number):
 def test_a_bound_ends_workers_that_take_longer(program):
     done = run("-n", 2, "--timeout", 1.5, program, "wait")
     assert done.returncode == 124
+    assert "Timed out: " in done.stderr
     assert "Still running: [0, 1]" in done.stderr
     assert not processes_of(program)
 
@@ -380,7 +381,7 @@ def test_an_error_is_shown_with_the_one_that_it_came_of():
 
 
 def test_launch_has_a_bound():
-    with pytest.raises(TimeoutError, match=r"Still running: \[0, 1\]"):
+    with pytest.raises(TimeoutError, match=r"Timed out: .* Still running: \[0, 1\]"):
         launch(lambda: time.sleep(600), timeout=1)
 
 

@@ -139,7 +139,7 @@ except Exception as error:
     report(f"{type(error).__name__}: {error}")
 """,
     )
-    assert runs[0].startswith("DeadlineExceededError: Worker 1 of 2 has not reached")
+    assert runs[0].startswith("DeadlineExceededError: Timed out: worker 1 of 2 has not reached")
     assert runs[1] is None
 
 

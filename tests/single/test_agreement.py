@@ -84,5 +84,5 @@ def test_what_a_worker_said_before_it_was_lost_counts():
 
 def test_one_that_does_not_come_is_named_after_a_while():
     first, _ = talks(MemoryStore(), 2, patience=0.1)
-    with pytest.raises(DeadlineExceededError, match="Worker 1 of 2 has not reached"):
+    with pytest.raises(DeadlineExceededError, match="Timed out: worker 1 of 2 has not reached"):
         first.ask("a")

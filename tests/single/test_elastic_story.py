@@ -30,7 +30,8 @@ from unison.cli.elastic_story import Story
         ),
         (
             {"event": "timeout", "seconds": 60.0, "running": 2},
-            "Expected the job to end within 60 s. 2 workers still run. They are ended.",
+            "Timed out: expected the job to end within 60 s. 2 workers still run, and are ended. "
+            "Give it more time (--timeout), or see in the output what they wait for.",
         ),
         ({"event": "leaving", "worker": "worker 1"}, "worker 1 leaves: it is to end soon"),
         (

@@ -101,5 +101,5 @@ def test_the_chiefs_failure_is_the_jobs(run):
 
 
 def test_a_job_that_takes_too_long_is_ended(run):
-    with pytest.raises(TimeoutError, match="Expected the job to end within"):
+    with pytest.raises(TimeoutError, match="Timed out: expected the job to end within"):
         run(Task("worker", 0), times=0, until="False", seconds=0.5)

@@ -42,6 +42,7 @@ def test_much_output_arrives_in_order(address, program):
 def test_a_bound_ends_workers_that_take_longer(address, program):
     done = run(address.address, "--timeout", 1.5, program, "wait", program.parent.name)
     assert done.returncode == 124
+    assert "Timed out: " in done.stderr
     assert "Still running: [0, 1]" in done.stderr
     assert ends_within(program, 10)
 

@@ -75,8 +75,9 @@ class Story:
 
     def _timeout(self, event: Mapping[str, Any]) -> str:
         return (
-            f"Expected the job to end within {event['seconds']:g} s. {event['running']} workers "
-            "still run. They are ended."
+            f"Timed out: expected the job to end within {event['seconds']:g} s. "
+            f"{event['running']} workers still run, and are ended. Give it more time (--timeout), "
+            "or see in the output what they wait for."
         )
 
     def _started(self, event: Mapping[str, Any]) -> str:

@@ -240,7 +240,10 @@ def _last_code(options: argparse.Namespace, part: _MachinePart | _HostsPart, end
         while (again_in := _again_in(run, restarts, options)) is not None:
             time.sleep(max(0.0, min(again_in, ends - time.monotonic())))
             if time.monotonic() >= ends:
-                run.complain(f"Expected the job to end within {options.timeout:g} s")
+                run.complain(
+                    f"Timed out: expected the job to end within {options.timeout:g} s, and it had "
+                    "still to start again. Give it more time (--timeout), or fewer --restarts"
+                )
                 return _TIMED_OUT
             run, code = part.run(ends)
     except KeyboardInterrupt:

@@ -67,8 +67,8 @@ def connect(address: str, within: float, what: str, **introduction: Any) -> Conn
                 raise
             if time.monotonic() > end:
                 raise DeadlineExceededError(
-                    message=f"{what} does not answer at {address} within {within:g} s: {error}. "
-                    "Is it started, and is the address right?"
+                    message=f"{what} does not answer at {address}: timed out after {within:g} s "
+                    f"({error}). Is it started, and is the address right?"
                 ) from error
             time.sleep(0.05)
     connection = Connection(stream, secret)

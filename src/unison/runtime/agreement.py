@@ -287,10 +287,10 @@ class _ConnectedTalk(Talk):
                 raise AbortedError(message="This worker no longer waits for the others.")
             if time.monotonic() > deadline:
                 raise DeadlineExceededError(
-                    message=f"Worker {worker} of {self._workers.num_workers} has not reached the "
-                    f"same point within {self._patience:g} s ({key}). It has ended, is stuck, or "
-                    "runs a different program: all workers must make the same values and "
-                    "distributed datasets, and iterate over these as often."
+                    message=f"Timed out: worker {worker} of {self._workers.num_workers} has not "
+                    f"reached the same point within {self._patience:g} s ({key}). It has ended, "
+                    "is stuck, or runs a different program: all workers must make the same values "
+                    "and distributed datasets, and iterate over these as often."
                 )
         answer = self._codec.unpack(said)
         if "failed" in answer:

@@ -78,8 +78,8 @@ def connect(
                 raise
             if time.monotonic() > end or not tries_again():
                 raise DeadlineExceededError(
-                    message=f"{what} does not answer at {address} within {seconds:g} s: {error}. "
-                    "Is it started, and is the address right?"
+                    message=f"{what} does not answer at {address}: timed out after {seconds:g} s "
+                    f"({error}). Is it started, and is the address right?"
                 ) from error
             time.sleep(min(_BETWEEN_ATTEMPTS, max(end - time.monotonic(), 0.0)))
             continue
@@ -152,9 +152,9 @@ class Calls:
             if not tries_again():
                 raise UnavailableError(message="The connection has been closed.") from error
             raise DeadlineExceededError(
-                message=f"The dispatcher of the input service does not answer at {self._address} "
-                f"within {self._seconds:g} s ({error.message}). Start it, or start one with "
-                "fault_tolerant_mode again at the same port."
+                message=f"The dispatcher of the input service does not answer at {self._address}: "
+                f"timed out after {self._seconds:g} s ({error.message}). Start it, or start "
+                "one with fault_tolerant_mode again at the same port."
             ) from error
 
     def close(self) -> None:

@@ -159,8 +159,9 @@ class Job:
                 waiting = [worker.index for worker in self._running()]
                 self.end()
                 raise TimeoutError(
-                    f"Expected {len(self._workers)} workers to end within {timeout:g} s. Still "
-                    f"running: {waiting}. They have been ended."
+                    f"Timed out: expected {len(self._workers)} workers to end within {timeout:g} s."
+                    f" Still running: {waiting}. They have been ended. Give them a longer timeout, "
+                    "or see in their output what they were waiting for."
                 )
             time.sleep(POLL_INTERVAL)
         failed = self._culprit()

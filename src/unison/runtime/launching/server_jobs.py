@@ -142,7 +142,11 @@ class ParameterServerJob(Job):
         while chief.exit_code is None:
             if last is not None and time.monotonic() > last:
                 self.end()
-                raise TimeoutError(f"Expected the job to end within {timeout:g} s. It was ended.")
+                raise TimeoutError(
+                    f"Timed out: expected the job to end within {timeout:g} s, and its program "
+                    "still ran. All tasks were ended. Give it a longer timeout, or see in the "
+                    "output what it was waiting for."
+                )
             self._restart_lost_tasks()
             time.sleep(POLL_INTERVAL)
         self.end()
