@@ -2,12 +2,15 @@
 
 import concurrent.futures
 import contextlib
+import os
 import socket
 
 import pytest
 
 from unison.cli import main
 from unison.errors import UnauthenticatedError, UnavailableError
+from unison.net.lines import Line
+from unison.net.proof import derived_key, new_nonce
 from unison.net.secret import KEY_VARIABLE, new_key
 from unison.runtime.launching.environments import worker_environments
 from unison.runtime.launching.nodes import about_program, meet_nodes
@@ -56,6 +59,30 @@ def test_a_machine_may_be_the_only_one(address):
 def test_the_key_of_a_job_is_new(address):
     first, second = (meeting(address, {}, {})[0].key for _ in range(2))
     assert first != second
+    assert len(bytes.fromhex(first)) == 32
+
+
+def test_the_key_of_a_job_is_not_sent(address, monkeypatch):
+    sent = []
+    send = Line.send_encoded
+
+    def recorded(line, data):
+        sent.append(data)
+        send(line, data)
+
+    monkeypatch.setattr(Line, "send_encoded", recorded)
+    found = meeting(address, {}, {}, {})
+    (of_job,) = {node.key for node in found}
+    everything = b"".join(sent)
+    assert found[0].cluster.job_tasks("worker")[0].encode() in everything
+    assert of_job.encode() not in everything
+    assert os.environ[KEY_VARIABLE].encode() not in everything
+
+
+def test_who_has_heard_all_but_has_another_key_does_not_derive_the_jobs():
+    nonce = new_nonce()
+    assert derived_key(b"a" * 32, nonce) != derived_key(b"b" * 32, nonce)
+    assert derived_key(b"a" * 32, nonce) != derived_key(b"a" * 32, new_nonce())
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,30 @@ def derived_name(secret: bytes, words: str) -> str:
     return hmac.digest(secret, b"name " + words.encode(), "sha256").hex()[:32]
 
 
+def new_nonce() -> str:
+    """Returns a number for one use, which need not be secret, in hexadecimal digits."""
+    return secrets.token_hex(_NONCE_BYTES)
+
+
+def derived_key(secret: bytes, nonce: str) -> str:
+    """Returns a key that processes with the same secret compute, and nobody else can.
+
+    So it is not sent: the nonce is, and says nothing about it.
+
+    Args:
+        secret: The shared secret.
+        nonce: A new one, from one of the processes, for each key.
+
+    Examples:
+        >>> nonce = new_nonce()
+        >>> derived_key(b"k" * 32, nonce) == derived_key(b"k" * 32, nonce)
+        True
+        >>> len(bytes.fromhex(derived_key(b"k" * 32, nonce)))
+        32
+    """
+    return hmac.digest(secret, b"key " + nonce.encode(), "sha256").hex()
+
+
 def is_equal(given: str, expected: str) -> bool:
     """Compares two texts in constant time."""
     return hmac.compare_digest(

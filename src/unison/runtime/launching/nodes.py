@@ -2,9 +2,10 @@
 
 The machine to which the rendezvous' address belongs listens there. The others register with it, and
 it gives out ranks in the order in which they arrive, itself first; but a machine that holds records
-in memory (`partners`) keeps the rank that it had. Each learns the addresses of all workers, and the
-job's key, which is new. Both ends of a connection prove before that they know the same key of the
-user (`unison.net`), and traffic between machines is encrypted.
+in memory (`partners`) keeps the rank that it had. Each learns the addresses of all workers. Both
+ends of a connection prove before that they know the same key of the user (`unison.net`), and
+traffic between machines is encrypted. The job's key is new, and not sent: each machine derives it
+from the user's key and a nonce of the first one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 from unison.errors import UnavailableError
 from unison.net.addresses import address_towards, host_and_port, own_address
 from unison.net.lines import Line, Message
-from unison.net.secret import KEY_VARIABLE, key, new_key
+from unison.net.proof import derived_key, new_nonce
+from unison.net.secret import KEY_VARIABLE, key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import cluster_on_this_machine
 from unison.runtime.launching.holdings import Meeting, parsed_holding, ranks
@@ -224,7 +226,7 @@ class _Registrations:
         holdings = [parsed_holding(said.get("holding")) for said in machines]
         given = ranks([None if holding is None else holding.rank for holding in holdings])
         by_rank = [said for _, said in sorted(zip(given, machines, strict=True), key=_rank)]
-        job: Message = {"workers": [said["workers"] for said in by_rank], "key": new_key()}
+        job: Message = {"workers": [said["workers"] for said in by_rank], "nonce": new_nonce()}
         if "holding" in self._own:
             job["holdings"] = [said.get("holding") for said in by_rank]
         for rank, line in zip(given[1:], registered, strict=True):
@@ -280,13 +282,13 @@ def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def _node(answer: Message) -> Node:
-    workers, rank, secret = (answer.get(name) for name in ("workers", "rank", "key"))
+    workers, rank, nonce = (answer.get(name) for name in ("workers", "rank", "nonce"))
     is_valid = (
         isinstance(workers, list)
         and all(map(_are_addresses, workers))
         and isinstance(rank, int)
         and 0 <= rank < len(workers)
-        and isinstance(secret, str)
+        and isinstance(nonce, str)
     )
     if not is_valid:
         raise UnavailableError(message=f"The rendezvous has sent an invalid answer: {answer!r}")
@@ -295,7 +297,7 @@ def _node(answer: Message) -> Node:
         rank=int(rank or 0),
         first_worker=sum(map(len, workers[: int(rank or 0)])),
         cluster=ClusterSpec({"worker": _flat(workers)}),
-        key=str(secret),
+        key=derived_key(key(), str(nonce)),
     )
 
 
