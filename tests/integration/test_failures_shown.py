@@ -226,5 +226,7 @@ def test_ctrl_c_shows_no_traceback(start, job):
     assert "Traceback" not in printed
     assert "KeyboardInterrupt" not in printed
     lines = [line for line in printed.splitlines() if "READY" not in line]
-    # An elastic job saves its state, and says where it is.
     assert len(lines) == (2 if job == "elastic" else 1), printed
+    if job == "elastic":  # it saves its state, and says where it is
+        assert "stopping: the workers save" in lines[0]
+        assert "to resume: unison run --folder " in lines[1]

@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,14 @@ def ends_within(program: Path, seconds: float) -> bool:
     return True
 
 
-def started(program: Path, *arguments: object) -> subprocess.Popen:
+def started(program: Path, *arguments: object, options: Sequence[str] = ()) -> subprocess.Popen:
     """`unison run` of two workers that both have said that they are here."""
-    command = [sys.executable, "-m", "unison", "run", "-n", "2", str(program), *map(str, arguments)]
+    command = [sys.executable, "-m", "unison", "run", "-n", "2", *options, str(program)]
+    return begun([*command, *map(str, arguments)])
+
+
+def begun(command: Sequence[str]) -> subprocess.Popen:
+    """A process whose two workers have both said that they are here."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for _ in range(2):
@@ -268,14 +274,44 @@ def test_children_of_workers_end_with_them(program):
     assert not processes_of(program)
 
 
-def test_ctrl_c_reaches_the_workers(program):
-    process = started(program, "wait")
+@pytest.mark.parametrize("options", [(), ("--restarts", "3")], ids=["once", "with restarts"])
+def test_ctrl_c_reaches_the_workers(program, options):
+    process = started(program, "wait", options=options)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGINT
     assert output == ""
     assert errors == "unison run: interrupted (SIGINT); the 2 workers were ended\n"
     assert not processes_of(program)
+
+
+def test_ctrl_c_ends_the_workers_of_a_launched_function(tmp_path):
+    program = tmp_path / "launching.py"
+    program.write_text("""
+import time
+from unison.runtime.launching import launch
+
+def wait():
+    print("here", flush=True)
+    time.sleep(600)
+
+launch(wait, workers=2)
+""")
+    process = begun([sys.executable, str(program)])
+    with contextlib.ExitStack() as ending:
+        ending.callback(process.kill)
+        workers = processes_of(program)
+        assert len(workers) >= 3  # with the process itself
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=90)
+    assert process.returncode == -signal.SIGINT
+    assert output == ""
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert errors.count("Traceback") == 1  # the program's own, and none of a worker
+    last = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < last
+        time.sleep(0.05)
 
 
 def test_ctrl_c_reaches_workers_of_a_process_that_passes_over_it(program):
