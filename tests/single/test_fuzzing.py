@@ -28,6 +28,13 @@ def test_whatever_a_file_holds_reading_it_ends_in_right_data_or_a_clear_error(re
     assert sum(reports[name].outcomes.values()) == CASES
 
 
+@pytest.mark.smoke
+def test_a_few_changed_files_of_two_formats_are_read_rightly_or_not_at_all():
+    for report in fuzzing.fuzz(["checkpoint", "tfrecord"], SEED, 5):
+        assert report.failures == []
+        assert sum(report.outcomes.values()) == 5
+
+
 # -- the machine itself --------------------------------------------------------------------------
 
 

@@ -466,6 +466,15 @@ def test_another_error_is_not_that_of_a_handler(handler):
 # -- training loops ------------------------------------------------------------------------
 
 
+def require_whole_steps(form, loop, signals, seed=0):
+    """Runs the program, which looks at the variables after each of so many interruptions."""
+    env = {"UNISON_CPU_DEVICES": "2", "PYTHONPATH": PATH, **FEW_OPTIMIZATIONS}
+    imported = ("jax", *(["keras"] if form == "keras" else []), "unison")
+    done = run_program(PROGRAM, form, signals, seed, loop, env=env, timeout=200, imported=imported)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith(f"seed {seed}, {loop}: {{")
+
+
 @pytest.mark.parametrize(
     ("form", "loop"),
     [
@@ -484,11 +493,13 @@ def test_another_error_is_not_that_of_a_handler(handler):
 )
 def test_a_loop_that_is_interrupted_is_after_a_whole_step(form, loop):
     """`make soak` interrupts all loops, fifty times each."""
-    env = {"UNISON_CPU_DEVICES": "2", "PYTHONPATH": PATH, **FEW_OPTIMIZATIONS}
-    imported = ("jax", *(["keras"] if form == "keras" else []), "unison")
-    done = run_program(PROGRAM, form, 4, 0, loop, env=env, timeout=200, imported=imported)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith(f"seed 0, {loop}: {{")
+    require_whole_steps(form, loop, signals=4)
+
+
+@pytest.mark.smoke
+def test_a_fit_that_is_soon_interrupted_is_after_a_whole_step():
+    """With this seed, the first signals come after 0.7 and 0.05 seconds: few steps to repeat."""
+    require_whole_steps("tf", "fit", signals=2, seed=4)
 
 
 LOST = """

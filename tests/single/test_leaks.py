@@ -28,9 +28,14 @@ ROUNDS = {
     "strategies": (3, 8),
     "killed_data_workers": (2, 6),
 }
+#: The loop that `make test` runs, too.
+SMOKE = "retraces_of_run"
 
 
-@pytest.mark.parametrize("loop", ROUNDS)
+@pytest.mark.parametrize(
+    "loop",
+    [pytest.param(loop, marks=[pytest.mark.smoke] * (loop == SMOKE)) for loop in ROUNDS],
+)
 def test_nothing_is_left_of(loop):
     path = os.pathsep.join([str(TESTS), PYTHON_PATH])
     done = run_program(
