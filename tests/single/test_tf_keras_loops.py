@@ -269,16 +269,20 @@ def test_one_replica_trains_a_model_made_outside_its_scope(eagerly):
 # -- models that are built by their first step ----------------------------------------------
 
 
-@pytest.mark.parametrize("layer", ["LSTM", "SimpleRNN", "GRU", "Dense"])
-def test_a_layer_that_the_first_step_builds_is_trained_by_it(layer, two_replicas, caplog):
+@pytest.mark.parametrize(
+    "names",
+    [["LSTM"], ["SimpleRNN"], ["GRU"], ["Dense"], ["LSTM", "Dense"]],
+    ids="-".join,
+)
+def test_a_layer_that_the_first_step_builds_is_trained_by_it(names, two_replicas, caplog):
     """A recurrent layer reads its weights in the body of a loop only."""
     x = np.linspace(-1, 1, 48, dtype="float32").reshape(4, 6, 2)
 
     def trained(strategy, is_built):
         with strategy.scope():
             keras.utils.set_random_seed(2)
-            layers = [getattr(tf.keras.layers, layer)(3), tf.keras.layers.Flatten()]
-            model = tf.keras.Sequential(layers)
+            layers = [getattr(tf.keras.layers, name)(3) for name in names]
+            model = tf.keras.Sequential([*layers, tf.keras.layers.Flatten()])
             if is_built:
                 model.build((None, 6, 2))
             optimizer = tf.keras.optimizers.SGD(0.1)
