@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 #: "tf" is what TensorFlow's guide writes: `import unison.tf as tf`, and `tf.keras` in the scope.
@@ -12,6 +12,22 @@ FORMS = ("keras", "tf")
 
 #: What is imported in the processes of a program of each form before it begins.
 IMPORTED = {"keras": ("unison", "keras", "pytest"), "tf": ("unison", "pytest")}
+
+#: Whether TensorFlow's Keras was met in a scope of this process: later scopes have it from there.
+_is_met = False
+
+
+def forms(*run: str, soaked: Iterable[str] = ()) -> Any:
+    """Parametrizes a test by the form of its program.
+
+    Args:
+        run: The forms in which it is run.
+        soaked: Those in which it is run by `make soak` only, where each takes long.
+    """
+    import pytest
+
+    later = [pytest.param(form, marks=pytest.mark.soak) for form in soaked]
+    return pytest.mark.parametrize("form", [*run, *later])
 
 
 @contextlib.contextmanager
@@ -23,8 +39,11 @@ def scope_with_keras(strategy: Any, form: str = "keras") -> Iterator[Any]:
         with strategy.scope():
             yield keras
         return
-    assert "keras" not in sys.modules, "Keras is imported: this would be a program of another form"
+    global _is_met
+    message = "Keras is imported: this would be a program of another form"
+    assert _is_met or "keras" not in sys.modules, message
     import unison.tf as tf
 
     with strategy.scope():
+        _is_met = True
         yield tf.keras

@@ -10,6 +10,7 @@ import functools
 import pytest
 
 from elastic_training import require_the_same_training, train, train_alone
+from keras_forms import forms
 
 LIMIT = 200
 
@@ -21,9 +22,10 @@ def alone(*given):
     return train_alone(*given)
 
 
+@forms("tf", soaked=["keras"])
 @pytest.mark.parametrize("kind", ["fit", "loop"])
-def test_a_worker_that_is_interrupted_joins_the_others_again(kind):
-    given = (kind, "epochs=16")  # it takes longer than until the last alarm
+def test_a_worker_that_is_interrupted_joins_the_others_again(kind, form):
+    given = (kind, "epochs=16", f"form={form}")  # it takes longer than until the last alarm
     alarms = ("alarms=4", "seed=1", "slow=0.02", "full=2")
     outcome = train(2, [], *given, *alarms, timeout=LIMIT)
     assert len(require_the_same_training(outcome, alone(*given))) == 2

@@ -11,6 +11,7 @@ import pytest
 
 import elastic_training
 from elastic_training import reports, require_the_same_training, sizes, train, train_alone
+from keras_forms import forms
 from unison.testing import Fault, run
 
 pytestmark = pytest.mark.timeout(elastic_training.SECONDS + 60)
@@ -23,15 +24,6 @@ TWICE = ("fit", "epochs=2", "loops=2")
 
 #: Keeps a job going until those are back that were started again.
 WAITING = "full=3"
-
-
-def forms(*run, soaked=()):
-    """Runs a test by how Keras comes to the program; where minutes count, in some of the ways.
-
-    "keras": it is imported first. "tf": by the first `tf.keras`, inside the scope.
-    """
-    later = [pytest.param(form, marks=pytest.mark.soak) for form in soaked]
-    return pytest.mark.parametrize("form", [*run, *later])
 
 
 @functools.cache

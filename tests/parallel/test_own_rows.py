@@ -1,18 +1,21 @@
 """Keras' loops on several workers: each reads its own rows of every batch, or its own files.
 
-The programs are in `programs.py`.
+The programs are in `own_rows_programs.py`.
 """
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
-from keras_forms import IMPORTED
-from parallel import programs
-from parallel.test_multi_worker import SECONDS, expected, results_of
+import unison
+from keras_forms import IMPORTED, forms
+from parallel import own_rows_programs
 from unison.data import Shares
 from warm_workers import launch
+
+SECONDS = 100
 
 #: The sizes of the batches of the loops of `decoded_examples`. `fit` takes one to build the model.
 SIZES = {
@@ -22,9 +25,35 @@ SIZES = {
 }
 
 
+def on_workers(name, form, *args, workers=2, devices=1):
+    """What every worker's program returns, in a form in which Keras comes to it."""
+    return launch(
+        own_rows_programs.on_workers,
+        workers,
+        args=(name, *args, form),
+        imported=IMPORTED[form],
+        devices_per_worker=devices,
+        timeout=SECONDS,
+        on_line=lambda worker, line: None,
+    )
+
+
+@functools.cache
+def results_of(name, workers, devices, form):
+    return on_workers(name, form, workers=workers, devices=devices)
+
+
+@functools.cache
+def expected(name, replicas):
+    """What the program returns in this process."""
+    strategy = unison.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    return getattr(own_rows_programs, name)(strategy)
+
+
+@forms("tf", soaked=["keras"])
 @pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1), (2, 2)])
-def test_each_example_is_decoded_on_one_worker(workers, devices):
-    results = results_of("decoded_examples", workers, devices)
+def test_each_example_is_decoded_on_one_worker(workers, devices, form):
+    results = results_of("decoded_examples", workers, devices, form)
     alone = expected("decoded_examples", workers * devices)
     for loop, sizes in SIZES.items():
         of_all = sorted(itertools.chain(*(result[loop] for result in results)))
@@ -38,10 +67,11 @@ def test_each_example_is_decoded_on_one_worker(workers, devices):
             np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6)
 
 
+@forms("tf", soaked=["keras"])
 @pytest.mark.parametrize("source", ["files", "function"])
 @pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2)])
-def test_fit_on_inputs_of_each_workers_own_is_fit_on_all_of_them(workers, devices, source):
-    for result in results_of("fitted_on_own_inputs", workers, devices):
+def test_fit_on_inputs_of_each_workers_own_is_fit_on_all_of_them(workers, devices, source, form):
+    for result in results_of("fitted_on_own_inputs", workers, devices, form):
         result = result[source]
         pairs = [("weights", "of whole batches"), ("evaluate", "of all examples")]
         for part, same in [*pairs, ("predict", "of each")]:
@@ -49,20 +79,17 @@ def test_fit_on_inputs_of_each_workers_own_is_fit_on_all_of_them(workers, device
                 np.testing.assert_allclose(own, of_all, rtol=1e-5, atol=1e-6)
 
 
-def test_files_are_read_by_one_worker_each():
-    first, second = (result["files"]["read"] for result in results_of("fitted_on_own_inputs", 2, 1))
+@forms("tf", soaked=["keras"])
+def test_files_are_read_by_one_worker_each(form):
+    results = results_of("fitted_on_own_inputs", 2, 1, form)
+    first, second = (result["files"]["read"] for result in results)
     assert {number // 100 for number in first} == {0, 2, 4}
     assert {number // 100 for number in second} == {1, 3}
 
 
-def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path):
-    results = launch(
-        programs.on_workers,
-        2,
-        args=("resumed_fit", str(tmp_path)),
-        imported=IMPORTED["keras"],
-        timeout=SECONDS,
-    )
+@forms("keras", "tf")
+def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path, form):
+    results = on_workers("resumed_fit", form, str(tmp_path))
     for kind in ("data", "files", "function"):
         for result in results:
             for resumed, whole in zip(result[kind]["resumed"], result[kind]["whole"], strict=True):
@@ -71,9 +98,10 @@ def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path):
     assert [len(result["data"]["read"]) for result in results] == [10 * 4, 10 * 4]
 
 
-def test_pytorch_loaders_load_own_examples():
+@forms("tf", soaked=["keras"])
+def test_pytorch_loaders_load_own_examples(form):
     pytest.importorskip("torch")
-    results = results_of("torch_loaders", 2, 1)
+    results = results_of("torch_loaders", 2, 1, form)
     alone = expected("torch_loaders", 2)
     for kind in ("shuffled", "whole", "doubled"):
         for result in results:
@@ -96,32 +124,29 @@ def test_pytorch_loaders_load_own_examples():
         assert results[0][kind]["weights"] == results[1][kind]["weights"]
 
 
+@forms("tf", soaked=["keras"])
 @pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1)])
-def test_loops_of_every_kind_give_what_one_process_gives(workers, devices):
+def test_loops_of_every_kind_give_what_one_process_gives(workers, devices, form):
     alone = expected("loops_of_every_kind", workers * devices)
-    for result in results_of("loops_of_every_kind", workers, devices):
+    for result in results_of("loops_of_every_kind", workers, devices, form):
         assert result.keys() == alone.keys()
         for kind, parts in result.items():
             for own, of_alone in zip(parts, alone[kind], strict=True):
                 np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6, err_msg=kind)
 
 
-def test_predictions_for_files_are_in_the_order_of_the_files(tmp_path):
+@forms("keras", "tf")
+def test_predictions_for_files_are_in_the_order_of_the_files(tmp_path, form):
     for number, count in enumerate([3, 5, 2]):
         lines = [f"{10 * number + line}\n" for line in range(count)]
         (tmp_path / f"{number}.txt").write_text("".join(lines))
-    results = launch(
-        programs.on_workers,
-        2,
-        args=("predicted_from_files", str(tmp_path)),
-        imported=IMPORTED["keras"],
-        timeout=SECONDS,
-    )
+    results = on_workers("predicted_from_files", form, str(tmp_path))
     assert results == [[0.0, 1.0, 2.0, 10.0, 11.0, 12.0, 13.0, 14.0, 20.0, 21.0]] * 2
 
 
-def test_a_dataset_creator_makes_a_dataset_for_each_worker():
-    for worker, result in enumerate(results_of("dataset_creator", 2, 1, "tf")):
+@forms("keras", "tf")
+def test_a_dataset_creator_makes_a_dataset_for_each_worker(form):
+    for worker, result in enumerate(results_of("dataset_creator", 2, 1, form)):
         assert result["made"] == [[2, worker]]
         for created, whole in zip(*result["weights"], strict=True):
             np.testing.assert_allclose(created, whole, rtol=1e-5)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from keras_forms import FORMS, IMPORTED, scope_with_keras
+from keras_forms import FORMS, IMPORTED, forms, scope_with_keras
 from unison.runtime import devices
 from unison.train import latest_checkpoint, load_checkpoint
 from warm_workers import launch
@@ -199,12 +199,11 @@ def test_one_manager_keeps_the_folder_and_all_know_what_is_there(folder):
     assert there == ["checkpoint", "ckpt-5.index", "ckpt-6.index"]
 
 
-def save_alone(folder, worker, while_training):
+def save_alone(folder, worker, while_training, form):
     """Trains, and saves on one worker alone, in each epoch or when the others may have ended."""
     import logging
 
     import jax
-    import keras
 
     import unison
 
@@ -213,8 +212,8 @@ def save_alone(folder, worker, while_training):
     handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("unison").addHandler(handler)
     strategy = unison.MultiWorkerMirroredStrategy()
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
+    with scope_with_keras(strategy, form) as keras:
+        keras.utils.set_random_seed(0)
         total = unison.Variable(
             np.float32(0.0),
             name="examples",
@@ -239,10 +238,13 @@ def save_alone(folder, worker, while_training):
     return history["loss"], model.get_weights()[0], warnings
 
 
+@forms("tf", soaked=["keras"])
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("while_training", [True, False], ids=["training", "end"])
-def test_one_worker_alone_saves_its_own_copies_and_is_warned_once(tmp_path, worker, while_training):
-    results = on_workers(save_alone, str(tmp_path), worker, while_training)
+def test_one_worker_alone_saves_its_own_copies_and_is_warned_once(
+    tmp_path, worker, while_training, form
+):
+    results = on_workers(save_alone, str(tmp_path), worker, while_training, form, form=form)
     assert results[0][0] == results[1][0]
     (warning,) = results[worker][2]
     assert "this worker's copies of" in warning
@@ -351,7 +353,7 @@ def stop_on_workers(folder, form):
     return train(unison.MultiWorkerMirroredStrategy(), folder, stop=[1, 2], form=form)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms(*FORMS)
 def test_training_of_two_workers_of_two_replicas_goes_on_in_one_process(tmp_path, form):
     import unison
 
@@ -365,7 +367,7 @@ def test_training_of_two_workers_of_two_replicas_goes_on_in_one_process(tmp_path
     assert_same(stopped | resumed, whole)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms(*FORMS)
 def test_training_of_one_process_goes_on_on_two_workers(tmp_path, form):
     import unison
 

@@ -1,0 +1,376 @@
+"""Keras' loops on several workers, each of which reads its own rows or files.
+
+As in `programs.py`, each program takes a strategy and returns what JSON can say, so that workers
+can be compared with one process. The form is how Keras comes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+
+from keras_forms import scope_with_keras
+from parallel.programs import multi_worker_strategy
+
+
+def on_workers(name, *args):
+    """Runs the named program as a worker."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    return globals()[name](multi_worker_strategy(), *args)
+
+
+def _linear_model(strategy, form):
+    with scope_with_keras(strategy, form) as keras:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse", weighted_metrics=["mae"])
+    return model
+
+
+def _numbered(number):
+    x = np.float32(number)
+    return x[None] / 50, x[None] / 20
+
+
+def decoded_examples(strategy, form="keras"):
+    """Which examples this worker decodes in Keras' loops, and what the loops return."""
+    from unison.data import Dataset
+
+    decoded = []
+
+    def decode(number):
+        decoded.append(int(number))
+        return _numbered(number)
+
+    def taken():
+        numbers = sorted(decoded)
+        decoded.clear()
+        return numbers
+
+    model = _linear_model(strategy, form)
+    batches = Dataset.range(47).shuffle(47, seed=5).map(decode).batch(12)
+    ahead = Dataset.range(12).map(decode).batch(6).prefetch(2)
+    inputs = Dataset.range(10).map(lambda number: decode(number)[0]).batch(5)
+    history = model.fit(batches, epochs=2, validation_data=ahead, verbose=0).history
+    of_fit = taken()
+    evaluated = model.evaluate(batches, verbose=0)
+    of_evaluate = taken()
+    predicted = model.predict(inputs, verbose=0)
+    return {
+        "fit": of_fit,
+        "evaluate": of_evaluate,
+        "predict": taken(),
+        "numbers": [*history.values(), evaluated, predicted.ravel().tolist()],
+    }
+
+
+def fitted_on_own_inputs(strategy, form="keras"):
+    """What `fit` learns where workers read inputs of their own, and from all workers' batches."""
+    import tempfile
+    from pathlib import Path
+
+    from unison.data import Dataset, TextLineDataset
+
+    read = []
+
+    def decode(line):
+        read.append(int(line))
+        return _numbered(int(line))
+
+    def of_worker(context):
+        return Dataset.range(9 + 4 * context.input_pipeline_id).map(_numbered).batch(3)
+
+    def trained(data, whole):
+        """The weights after `fit`, those after its steps on whole batches, and other results."""
+        model, other = _linear_model(strategy, form), _linear_model(strategy, form)
+        history = model.fit(data, epochs=2, verbose=0).history
+        for batch in [*whole, *whole]:
+            other.train_on_batch(*batch)
+        evaluated = model.evaluate(data, verbose=0)
+        taken = sorted(read)
+        examples = [np.concatenate(part) for part in zip(*whole, strict=True)]
+        predictions = model.predict(data, verbose=0)
+        return {
+            "weights": [each.tolist() for each in model.get_weights()],
+            "of whole batches": [each.tolist() for each in other.get_weights()],
+            "loss": history["loss"],
+            "evaluate": evaluated,
+            "of all examples": model.evaluate(*examples, batch_size=7, verbose=0),
+            # Those for files are in the order of the data, and not of the workers.
+            "predict": sorted(predictions.ravel().tolist()),
+            "of each": sorted(model.predict(examples[0], verbose=0).ravel().tolist()),
+            "read": taken,
+        }
+
+    def gathered(distributed):
+        return [
+            tuple(np.asarray(strategy.gather(part, 0)) for part in batch) for batch in distributed
+        ]
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number, count in enumerate([3, 17, 8, 1, 2]):
+            lines = [f"{100 * number + line}" for line in range(count)]
+            Path(folder, f"{number}.txt").write_text("\n".join(lines))
+        names = sorted(map(str, Path(folder).glob("*.txt")))
+        lines = TextLineDataset(names).map(decode).batch(6)
+        whole = gathered(strategy.experimental_distribute_dataset(lines))
+        read.clear()
+        of_files = trained(lines, whole)
+    function = strategy.distribute_datasets_from_function(of_worker)
+    of_function = trained(function, gathered(function))
+    return {"files": of_files, "function": of_function}
+
+
+def resumed_fit(strategy, folder, form):
+    """What `fit` learns undisturbed, and resumed within an epoch; what it decodes then."""
+    from pathlib import Path
+
+    from unison.data import Dataset, TextLineDataset
+
+    decoded = []
+
+    def decode(line):
+        decoded.append(int(line))
+        return _numbered(int(line))
+
+    def trained(data, backup=None, stops=False):
+        model = _linear_model(strategy, form)
+        import keras
+
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                self.epoch = epoch
+
+            def on_train_batch_end(self, batch, logs=None):
+                if stops and (self.epoch, batch) == (1, 1):
+                    raise InterruptedError
+
+        backups = [keras.callbacks.BackupAndRestore(backup, save_freq=1)] if backup else []
+        decoded.clear()
+        with contextlib.suppress(InterruptedError):
+            model.fit(data, epochs=3, verbose=0, callbacks=[Stop(), *backups])
+        return [each.tolist() for each in model.get_weights()]
+
+    names = []
+    for number, count in enumerate([5, 9, 8, 4]):
+        lines = [f"{100 * number + line}" for line in range(count)]
+        # Two workers write the same.
+        Path(folder, f"{number}.txt").write_text("\n".join(lines))
+        names.append(f"{folder}/{number}.txt")
+    inputs = {
+        "data": lambda: Dataset.range(40).shuffle(40, seed=3).map(decode).batch(8),
+        "files": lambda: TextLineDataset(names).map(decode).batch(8),
+        "function": lambda: strategy.distribute_datasets_from_function(
+            lambda context: (
+                Dataset.range(40)
+                .shard(2, context.input_pipeline_id)
+                .shuffle(12, seed=context.input_pipeline_id)
+                .map(decode)
+                .batch(4)
+            )
+        ),
+    }
+    result = {}
+    for kind, data in inputs.items():
+        backup = f"{folder}/{kind}"
+        whole = trained(data())
+        trained(data(), backup, stops=True)
+        result[kind] = {"whole": whole, "resumed": trained(data(), backup), "read": [*decoded]}
+    return result
+
+
+def torch_loaders(strategy, form="keras"):
+    """What `fit` learns from PyTorch's loaders, and which examples each worker loads."""
+    import torch
+    from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+
+    import unison
+
+    workers = strategy.input_workers
+    loaded = []
+
+    class Numbers(Dataset):
+        def __init__(self, draws=False):
+            self._draws = draws
+
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            loaded.append(int(index))
+            if self._draws:  # as an augmentation does
+                drawn.append(torch.rand(int(index) % 3 + 1).tolist()[0])
+            return _numbered(index)
+
+    class Doubled(DataLoader):
+        def __iter__(self):
+            for x, y in super().__iter__():
+                yield 2 * x, y
+
+    epochs, drawn = [], []
+
+    def trained(loader, **kwargs):
+        model = _linear_model(strategy, form)
+        import keras
+
+        class Epochs(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                loaded.clear()
+
+            def on_train_batch_end(self, batch, logs=None):
+                self._trained = [*loaded]  # without those of the validation
+
+            def on_epoch_end(self, epoch, logs=None):
+                epochs.append(self._trained)
+
+        epochs.clear()
+        losses = model.fit(loader, epochs=3, verbose=0, callbacks=[Epochs()], **kwargs).history[
+            "loss"
+        ]
+        return {
+            "loss": losses,
+            "weights": [each.tolist() for each in model.get_weights()],
+            "loaded": [*epochs],
+            "evaluate": model.evaluate(loader, verbose=0),
+        }
+
+    # A seed for each worker: they take the first one's.
+    torch.manual_seed(workers.index)
+    shuffled = trained(DataLoader(Numbers(), batch_size=8, shuffle=True))
+    own = torch.Generator().manual_seed(7 + workers.index)
+    with_processes = trained(
+        DataLoader(
+            Numbers(),
+            batch_size=8,
+            shuffle=True,
+            generator=own,
+            num_workers=1,
+            persistent_workers=True,
+        )
+    )
+
+    def as_it_is(examples):
+        return torch.utils.data.default_collate(examples)
+
+    whole = trained(DataLoader(Numbers(), batch_size=8, collate_fn=as_it_is))
+    doubled = trained(Doubled(Numbers(), batch_size=8))
+    augmented = DataLoader(Numbers(draws=True), batch_size=8, shuffle=True)
+    drawing = trained(augmented, validation_data=augmented)
+    result = {"shuffled": shuffled, "with processes": with_processes, "whole": whole}
+    result |= {"drawing": drawing, "drawn": drawn, "doubled": doubled}
+    if workers.num_workers > 1:
+        sampler = DistributedSampler(
+            Numbers(), num_replicas=workers.num_workers, rank=workers.index, shuffle=False
+        )
+        result["sampled"] = trained(DataLoader(Numbers(), batch_size=3, sampler=sampler))
+        in_batches = BatchSampler(sampler, 3, drop_last=False)
+        result["in batches"] = trained(DataLoader(Numbers(), batch_sampler=in_batches))
+        other = BatchSampler(range(workers.index, 30), 8, drop_last=True)
+        try:
+            trained(DataLoader(Numbers(), batch_sampler=other))
+        except unison.errors.InvalidArgumentError as error:
+            result["refused"] = str(error)
+    return result
+
+
+def loops_of_every_kind(strategy, form="keras"):
+    """What Keras' loops give with weights, repeats, several steps a call and steps that assign."""
+    from unison.data import Dataset
+
+    def assigning_model(keras):
+        class Assigning(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(1)
+
+            def call(self, x):
+                return self.dense(x)
+
+            def test_step(self, data):
+                x, y = data
+                return self.compute_metrics(x, y, self(x, training=False))
+
+        return Assigning()
+
+    numbers = np.arange(23, dtype=np.float32)
+    x, y, classes = numbers[:, None] / 23, numbers[:, None] / 7, (numbers % 3).astype("int32")
+    result = {}
+
+    def classifier(**options):
+        with scope_with_keras(strategy, form) as keras:
+            keras.utils.set_random_seed(2)
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=["accuracy"], **options)
+        return model
+
+    def fitted(name, model, *args, **kwargs):
+        history = model.fit(*args, epochs=2, verbose=0, shuffle=False, **kwargs).history
+        weights = [each.ravel().tolist() for each in model.get_weights()]
+        result[name] = [*history.values(), *weights]
+
+    weights = {0: 1.0, 1: 3.0, 2: 0.5}
+    examples = Dataset.from_tensor_slices((x, classes))
+    fitted("class weights", classifier(), examples.batch(8), class_weight=weights)
+    fitted("of arrays", classifier(), x, classes, batch_size=8, class_weight=weights)
+    weighted = Dataset.from_tensor_slices((x, classes, numbers / 9)).batch(6)
+    fitted("sample weights", classifier(), weighted, validation_data=weighted)
+    fitted("in a group", classifier(steps_per_execution=3), examples.batch(4))
+    repeated = examples.shuffle(23, seed=1).batch(8).repeat()
+    fitted("repeated", classifier(), repeated, steps_per_epoch=4)
+    with scope_with_keras(strategy, form) as keras:
+        keras.utils.set_random_seed(3)
+        unbuilt = keras.Sequential([keras.layers.Dense(2)])
+        assigning = assigning_model(keras)
+        assigning.compile("sgd", "mse", metrics=["mae"])
+    predicted = unbuilt.predict(Dataset.from_tensor_slices(x).batch(9), verbose=0)
+    result["predict"] = [predicted.ravel().tolist()]
+    pairs = Dataset.from_tensor_slices((x, y)).batch(5)
+    result["assigning"] = [assigning.evaluate(pairs, verbose=0)]
+    return result
+
+
+def predicted_from_files(strategy, folder, form):
+    """Predictions for the lines of files, in the order of the lines."""
+    from pathlib import Path
+
+    from unison.data import TextLineDataset
+
+    names = [str(Path(folder, f"{number}.txt")) for number in range(3)]
+    lines = TextLineDataset(names).map(lambda line: np.float32([int(line)])).batch(4)
+    model = _linear_model(strategy, form)
+    model.set_weights([np.ones((1, 1)), np.zeros(1)])
+    return model.predict(lines, verbose=0).ravel().tolist()
+
+
+def dataset_creator(strategy, form="tf"):
+    """What `fit` learns from the datasets that a `DatasetCreator` makes, and from their batches."""
+    import unison.tf as tf
+
+    made = []
+
+    def dataset_fn(context):
+        made.append([context.num_input_pipelines, context.input_pipeline_id])
+        numbers = tf.data.Dataset.range(48).shard(
+            context.num_input_pipelines, context.input_pipeline_id
+        )
+        size = context.get_per_replica_batch_size(8)
+        return numbers.map(lambda n: (tf.cast(n, "float32")[None] / 50, n % 3)).repeat().batch(size)
+
+    with scope_with_keras(strategy, form) as keras:
+        model, other = (
+            keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]) for _ in range(2)
+        )
+        other.set_weights(model.get_weights())
+        for each in (model, other):
+            each.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse")
+    creator = tf.keras.utils.experimental.DatasetCreator(dataset_fn)
+    model.fit(creator, epochs=2, steps_per_epoch=5, verbose=0)
+    numbers = np.arange(10 * 8).reshape(10, -1, strategy.num_replicas_in_sync) % 48
+    for batch in numbers:
+        of_replicas = batch.T.ravel()
+        other.train_on_batch(np.float32(of_replicas)[:, None] / 50, of_replicas % 3)
+    weights = [[each.tolist() for each in one.get_weights()] for one in (model, other)]
+    return {"made": made, "weights": weights}
