@@ -13,16 +13,32 @@ from types import ModuleType
 from typing import Any
 
 import unison
-from keras_features import callbacks, loops, models, saving
+from keras_features import callbacks, loops, models, saving, servers
 from keras_features.program import DEVICES, FEATURES, Program
 from keras_forms import scope_with_keras
+from parameter_server_threads import clusters
 
-#: The features of each program.
+
+def _features_of(module: ModuleType) -> list[str]:
+    return [name for name, each in FEATURES.items() if each.__module__ == module.__name__]
+
+
+#: The features of each program on replicas.
 GROUPS = {
-    module.__name__.rpartition(".")[2]: [
-        name for name, function in FEATURES.items() if function.__module__ == module.__name__
-    ]
+    module.__name__.rpartition(".")[2]: _features_of(module)
     for module in (loops, callbacks, models, saving)
+}
+#: Those that parameter servers have, too, of which `make soak` runs all.
+ON_SERVERS = [*_features_of(servers), "a_step_of_ones_own", "backups", "class_weights"]
+#: Those that they do not have.
+NOT_ON_SERVERS = {
+    "callbacks_that_lead_the_training": "the losses of batches are not there while workers train",
+    "generators": "workers' datasets are to have no end",
+    # Arrays are repeated, so that no batch is shorter.
+    **dict.fromkeys(
+        ("fit_evaluate_and_predict", "sample_weights", "metrics_of_a_loss_of_ones_own"),
+        "the last batch of an epoch is filled with rows of the next one",
+    ),
 }
 
 
@@ -58,6 +74,26 @@ def results_of(
     return results
 
 
+def main_on_servers() -> None:
+    """Runs features on parameter servers, in a program of a form; prints results as JSON."""
+    form, folder, *names = sys.argv[1:]
+    with clusters() as start:
+        strategy, _ = start(servers=2)
+        results = results_of(
+            names,
+            pathlib.Path(folder),
+            scope_with_keras(strategy, form),
+            face=_face(form),
+            strategy=strategy,
+            other=unison.OneDeviceStrategy("CPU:0"),
+        )
+    print(json.dumps(results))
+
+
+def _face(form: str) -> ModuleType:
+    return importlib.import_module({"keras": "unison", "tf": "unison.tf"}[form])
+
+
 def main() -> None:
     """Runs a group of features on two replicas, in a program of a form; prints results as JSON."""
     form, group, folder = sys.argv[1:]
@@ -67,7 +103,7 @@ def main() -> None:
         GROUPS[group],
         pathlib.Path(folder),
         scope_with_keras(strategy, form),
-        face=importlib.import_module({"keras": "unison", "tf": "unison.tf"}[form]),
+        face=_face(form),
         strategy=strategy,
         other=unison.MirroredStrategy(devices),
     )

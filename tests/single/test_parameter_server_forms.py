@@ -1,14 +1,20 @@
 """Keras models on parameter servers, in programs to which Keras comes in either way."""
 
+import contextlib
 import functools
 import json
 import os
 import pathlib
+import tempfile
 
+import keras
 import numpy as np
 import pytest
 
-from keras_forms import FORMS
+from keras_comparison import assert_close
+from keras_features.program import FEATURES
+from keras_features.running import NOT_ON_SERVERS, ON_SERVERS, results_of
+from keras_forms import FORMS, forms
 from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
 
 PROGRAM = """
@@ -74,22 +80,23 @@ print(json.dumps([told, alone, epochs]))
 """
 
 
-@functools.cache
-def results_of(form, folder):
+def printed(program, *arguments, **options):
+    """What a program prints last."""
     tests = str(pathlib.Path(__file__).parents[1])
     environment = {
         "PYTHONPATH": os.pathsep.join([PYTHON_PATH, tests]),
         "UNISON_KEY": "ab" * 32,
         **FEW_OPTIMIZATIONS,
     }
-    done = run_program(PROGRAM, form, folder, env=environment, imported=("jax", "unison"))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    imported = ("jax", "unison")
+    done = run_program(program, *arguments, env=environment, imported=imported, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms(*FORMS)
 def test_a_training_that_is_interrupted_and_resumed_equals_one_on_one_device(form, tmp_path):
-    told, alone, epochs = results_of(form, str(tmp_path))
+    told, alone, epochs = printed(PROGRAM, form, str(tmp_path))
     # The kernel and the bias; TensorFlow's layers list each of their shards.
     assert told.pop("shards") == {"keras": 2, "tf": 4}[form]
     for name, expected in alone.items():  # a history is that of the epochs that were run last
@@ -97,3 +104,27 @@ def test_a_training_that_is_interrupted_and_resumed_equals_one_on_one_device(for
         np.testing.assert_allclose(own, expected[-len(own) :], rtol=1e-4, atol=1e-5)
     assert epochs == [0, 1, 1, 2]
     assert told["is saved"]
+
+
+OTHERS = [name for name in FEATURES if name not in (*ON_SERVERS, *NOT_ON_SERVERS)]
+
+
+@functools.cache
+def results_on_servers(form, names):
+    program = "from keras_features.running import main_on_servers; main_on_servers()"
+    with tempfile.TemporaryDirectory() as folder:
+        return printed(program, form, folder, *names, timeout=200)
+
+
+# `test_parameter_server_keras.py` imports Keras first.
+@forms("tf", soaked=["keras"])
+@pytest.mark.parametrize(
+    "name", [*ON_SERVERS, *(pytest.param(name, marks=pytest.mark.soak) for name in OTHERS)]
+)
+def test_parameter_servers_give_what_one_device_gives(form, name, tmp_path):
+    group = ON_SERVERS if name in ON_SERVERS else OTHERS
+    received = results_on_servers(form, tuple(group))[name]
+    assert not isinstance(received, str), received  # it raised this
+    alone = results_of([name], tmp_path, contextlib.nullcontext(keras))[name]
+    assert not isinstance(alone, str), alone
+    assert_close(received, alone)
