@@ -106,3 +106,104 @@ def backups(program):
     result = fitted(model, **given)
     result["history"] = {name: values[-1] for name, values in result["history"].items()}
     return result
+
+
+@feature
+def backups_beside_a_callback_that_raises(program):
+    """An epoch is repeated if the callback stands before the backup, as in Keras."""
+    callbacks = program.keras.callbacks
+    # Keras notes in a model where its training goes on, and leaves that there.
+    models = {order: program.compiled() for order in ("behind", "before")}
+
+    class FailingOnce(callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.has_raised = False
+            self.begun = []
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.begun.append(epoch)
+
+        def on_epoch_end(self, epoch, logs=None):
+            if not self.has_raised:
+                self.has_raised = True
+                raise InterruptedError
+
+    yield
+    begun = {}
+    for order, model in models.items():
+        failing = FailingOnce()
+        for _ in range(2):
+            backup = callbacks.BackupAndRestore(str(program.folder / order))
+            given = [backup, failing] if order == "behind" else [failing, backup]
+            with contextlib.suppress(InterruptedError):
+                fitted(model, callbacks=given)
+        begun[order] = failing.begun
+    return begun
+
+
+#: What a callback logs in each epoch: it ends the training, and lowers the learning rate before.
+SCORES = [5.0, 3.0, 4.0, 3.5, 6.0, 7.0, 1.0, 0.5]
+
+
+@feature
+def backups_of_what_callbacks_remember(program):
+    """A training that is interrupted, and goes on as one to which nothing happened."""
+    callbacks = program.keras.callbacks
+    model = program.compiled()
+
+    class Scoring(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["score"] = SCORES[epoch]
+
+    class Counting(callbacks.Callback):
+        """A callback of the user's, which says what it remembers."""
+
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen.append(epoch)
+
+        def get_state(self):
+            return {"seen": self.seen}
+
+        def set_state(self, state):
+            self.seen = state["seen"]
+
+    class Interrupting(callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 3:
+                raise InterruptedError
+
+    yield
+
+    def trained(model, *others):
+        early = callbacks.EarlyStopping("score", patience=4, mode="min", restore_best_weights=True)
+        never = callbacks.EarlyStopping("score", patience=9, mode="min")
+        plateau = callbacks.ReduceLROnPlateau(
+            "score", factor=0.5, patience=2, cooldown=1, mode="min"
+        )
+        path = str(program.folder / "best-{epoch}.keras")
+        best = callbacks.ModelCheckpoint(path, "score", save_best_only=True, mode="min")
+        counting = Counting()
+        given = [Scoring(), early, never, plateau, best, counting, *others]
+        result = fitted(model, epochs=len(SCORES), callbacks=given)
+        result["history"] = {name: values[-1] for name, values in result["history"].items()}
+        return {
+            **result,
+            "waits": [early.wait, never.wait, plateau.wait, plateau.cooldown_counter],
+            "bests": [float(each.best) for each in (early, never, plateau, best)],
+            "epochs": [early.best_epoch, early.stopped_epoch, *counting.seen],
+            "files": as_numbers(path.name for path in program.folder.glob("best*")),
+        }
+
+    if program.strategy is None:
+        return trained(model)
+    folder = str(program.folder / "backup")
+    with contextlib.suppress(InterruptedError):
+        trained(model, callbacks.BackupAndRestore(folder), Interrupting())
+    with program.scope():  # another process would build it again
+        model = program.compiled()
+    return trained(model, callbacks.BackupAndRestore(folder))
