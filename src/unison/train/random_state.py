@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from unison.storage.decoding import decoding
+from unison.storage.decoding import decoding, plain_list, real_number, whole_number
 
 if TYPE_CHECKING:
     from unison.runtime.placement import Placement
@@ -64,6 +64,9 @@ class _OfKeras:
 
 _SEED_GENERATOR = "global_seed_generator"
 
+#: The numbers of 32 bits in the state of a Mersenne Twister.
+_WORDS = 624
+
 #: The libraries' generators, by name.
 global_generators: dict[str, GlobalGenerator] = {"keras": _OfKeras()}
 
@@ -96,10 +99,39 @@ def numpy_and_python() -> dict[str, Any]:
 def set_numpy_and_python(then: dict[str, Any]) -> None:
     """Restores the state of these generators; see `numpy_and_python`."""
     with decoding("The state of the generators of NumPy and Python"):
-        kind, keys, *rest = then["numpy"]
-        np.random.set_state((kind, keys, *rest))
-        version, numbers, gauss = then["python"]
-        random.setstate((version, tuple(numbers.tolist()), gauss))
+        of_numpy, of_python = checked_numpy_and_python(then)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+
+
+def checked_numpy_and_python(then: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns a decoded state as the arguments of `np.random.set_state` and `random.setstate`.
+
+    NumPy itself takes any position: it would draw numbers from the memory behind its own.
+
+    Args:
+        then: The decoded state; see `numpy_and_python`.
+
+    Raises:
+        ValueError, KeyError: It is not the state of such generators.
+    """
+    kind, keys, place, has_gauss, gauss = plain_list(then["numpy"], 5)
+    whole_number(place, most=_WORDS)
+    whole_number(has_gauss, most=1)
+    real_number(gauss)
+    version, numbers, next_gauss = plain_list(then["python"], 3)
+    if next_gauss is not None:
+        real_number(next_gauss)
+    for words, size in ((keys, _WORDS), (numbers, _WORDS + 1)):
+        is_valid = isinstance(words, np.ndarray) and words.dtype == np.uint32
+        # Of zeros alone, the Mersenne Twister makes nothing but zeros.
+        if not is_valid or words.shape != (size,) or not words[1:_WORDS].any():
+            raise ValueError(f"expected {size} words of a Mersenne Twister")
+    if (kind, version) != ("MT19937", random.Random.VERSION):
+        raise ValueError(f"expected a Mersenne Twister, received {kind!r:.80}, {version!r:.80}")
+    whole_number(int(numbers[-1]), most=_WORDS)
+    own = (version, tuple(numbers.tolist()), next_gauss)
+    return (kind, keys, place, has_gauss, gauss), own
 
 
 def of_libraries(placement: Placement | None = None) -> dict[str, Any]:
