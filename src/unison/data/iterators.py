@@ -7,13 +7,12 @@ from typing import Any, Self
 
 from unison.data.plan import Plan, Reading
 from unison.data.specs import ArraySpec
-from unison.data.state import check_like, decode, encode
+from unison.data.state import decode, encode, restore_checked
 from unison.data.statistics import InputStatistics, Meter
 from unison.eager_fallback import needs_python
-from unison.errors import InvalidArgumentError, OpError, OutOfRangeError
+from unison.errors import InvalidArgumentError, OutOfRangeError
 from unison.lifting import current_lift
 from unison.runtime import uncaught
-from unison.storage.decoding import corrupt, decoding, raised_by
 from unison.tracebacks import filter_traceback
 
 _NOTHING = object()
@@ -21,7 +20,6 @@ _NOTHING = object()
 #: The parts of a state, and the version of its format.
 _KEYS = ("version", "pipeline", "position", "data")
 
-_REMEDY = "Begin a new epoch, or take another checkpoint."
 _VERSION = 1
 
 
@@ -221,16 +219,7 @@ class PlanElements(Iterator[Any]):
                 "was when the state was saved, or begin a new epoch."
             )
         position = decode(state["position"], state["data"])
-        with decoding("The position of an iterator", _REMEDY):
-            check_like(position, self._reading.state())
-        try:
-            self._reading.restore(position)
-        except (LookupError, TypeError, AttributeError, OverflowError) as error:
-            # A user's function may fail as well, if elements are read again.
-            if isinstance(error, OpError) or not raised_by(error, "unison", "numpy"):
-                raise
-            reason = f"{type(error).__name__}: {error}"
-            raise corrupt("The position of an iterator", reason, _REMEDY) from error
+        restore_checked(self._reading, position)
 
     def __next__(self) -> Any:
         leaves = self._reading.stream.next()

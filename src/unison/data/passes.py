@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from unison.storage.decoding import whole_number
+
 
 class Passes:
     """Counts the passes over a plan, from all threads.
@@ -44,9 +46,9 @@ class Passes:
             return self._begun
 
     def restore(self, state: int) -> None:
-        """Sets the number of passes that have begun to `state`."""
+        """Sets the number of passes that have begun to `state`. Raises: ValueError."""
         with self._lock:
-            self._begun = state
+            self._begun = whole_number(state)
 
     def __reduce__(self) -> Any:
         return Passes, (self.state(),)  # a lock cannot be copied

@@ -21,8 +21,9 @@ import numpy as np
 
 from unison.data.leaves import NestedDataset, stack
 from unison.data.specs import Signature
-from unison.data.state import State, is_same, restored, state_of
+from unison.data.state import State, check_like, is_same, restored, state_of
 from unison.data.structure import Leaves, Structure
+from unison.storage.decoding import plain_dict
 
 #: The cardinality of a dataset that never ends. TF: `tf.data.INFINITE_CARDINALITY`.
 INFINITE = -1
@@ -428,7 +429,8 @@ def recall(plan: Plan, memories: Sequence[State], of_all_workers: bool = False) 
     """Restores the state of passes over an equal plan; see `memories_of`.
 
     Raises:
-        ValueError: It is the state of another number of transformations. Nothing is restored.
+        ValueError: It is the state of another number of transformations, or of other ones. Nothing
+            is restored.
     """
     remembering = list(_remembering(plan, of_all_workers))
     if len(remembering) != len(memories):
@@ -436,6 +438,11 @@ def recall(plan: Plan, memories: Sequence[State], of_all_workers: bool = False) 
             f"Expected the states of {len(remembering)} transformations of {plan.description}. "
             f"Received: {len(memories)}."
         )
+    for each, memory in zip(remembering, memories, strict=True):
+        own = each.memory()
+        if plain_dict(memory).keys() != own.keys():
+            raise ValueError(f"expected the state of {[*own]}, received that of {[*memory]!r:.80}")
+        check_like(memory, own)
     for each, memory in zip(remembering, memories, strict=True):
         each.remember(memory)
 

@@ -17,8 +17,10 @@ import numpy as np
 
 from unison.data.leaves import NestedDataset
 from unison.data.ragged import RaggedArray
+from unison.errors import OpError
 from unison.storage.decoding import (
     bytes_of,
+    corrupt,
     decoding,
     dtype_named,
     is_jaxs_own,
@@ -27,6 +29,7 @@ from unison.storage.decoding import (
     plain_dict,
     plain_list,
     plain_text,
+    raised_by,
     shape_of,
     whole_number,
 )
@@ -34,6 +37,9 @@ from unison.storage.decoding import (
 #: The types that can be saved: None, numbers, text, elements (NumPy arrays and scalars, `bytes`,
 #: arrays of `bytes`, windows), and lists, tuples and dictionaries (of text keys) of these.
 State = Any
+
+_POSITION = "The position of an iterator"
+_REMEDY = "Begin a new epoch, or take another checkpoint."
 
 
 @runtime_checkable
@@ -131,7 +137,7 @@ def decode(text: str, data: np.ndarray) -> State:
     Raises:
         DataLossError: They are not a result of `encode`.
     """
-    with decoding("The position of an iterator", "Begin a new epoch, or take another checkpoint."):
+    with decoding(_POSITION, _REMEDY):
         decoder = _Decoder(np.ascontiguousarray(data, np.uint8))
         return decoder.decode(parsed_json(text))
 
@@ -162,6 +168,31 @@ def check_like(state: State, own: State) -> None:
 def _type_of(state: State) -> type:
     is_element = isinstance(state, np.ndarray | np.generic | bytes)
     return np.ndarray if is_element else type(state)
+
+
+def restore_checked(
+    stream: HasState, position: State, errors: tuple[type[Exception], ...] = ()
+) -> None:
+    """Resumes a stream at a decoded position.
+
+    Args:
+        stream: The stream.
+        position: The position.
+        errors: Other errors that Unison's and NumPy's code raises for positions that do not fit.
+
+    Raises:
+        DataLossError: It is not a position of such a stream.
+    """
+    with decoding(_POSITION, _REMEDY):
+        check_like(position, stream.state())
+    of_code = (LookupError, TypeError, AttributeError, OverflowError)
+    try:
+        stream.restore(position)
+    except of_code + errors as error:
+        # A user's function may fail as well, if elements are read again.
+        if isinstance(error, OpError) or not raised_by(error, "unison", "numpy"):
+            raise
+        raise corrupt(_POSITION, f"{type(error).__name__}: {error}", _REMEDY) from error
 
 
 def is_same(one: State, other: State) -> bool:

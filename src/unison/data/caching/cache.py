@@ -22,7 +22,7 @@ from unison.data.leaves import (
 from unison.data.plan import Plan, Rows, RowsStream, SameElements, Stream, position_of, stream_at
 from unison.data.sources.in_memory import ArrayRows
 from unison.data.specs import Signature
-from unison.data.state import State
+from unison.data.state import State, restore_checked
 from unison.data.structure import Leaves, Structure
 from unison.storage.file_systems import is_remote
 
@@ -153,7 +153,7 @@ class Cache(KeepsElements):
         self._is_to_be_filled = False
         stream = self._first_pass()
         if self._begin is not None:
-            stream.restore({"begin": self._begin, "position": 0})
+            restore_checked(stream, {"begin": self._begin, "position": 0}, (ValueError,))
         while read_some(stream, self._input.known_signature) is not None:
             pass
 
