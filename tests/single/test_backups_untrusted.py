@@ -1,12 +1,117 @@
 """Backups of `fit` that somebody else has made: right checksums, and anything behind them."""
 
+import logging
+import time
+
 import numpy as np
 import pytest
 
+from fuzzed.backups import (
+    arrays,
+    change_latest,
+    position_in,
+    train,
+    within_a_pass,
+    without_a_length,
+    writes_backup,
+)
 from unison.data import Dataset
 from unison.data.plan import memories_of, recall
 from unison.errors import DataLossError
+from unison.train.fit_position import FitPosition
+from unison.train.fit_state import checked_sizes
 from unison.train.random_state import numpy_and_python, set_numpy_and_python
+
+IS_CORRUPT = r"^Checkpoint .*backup-\d+\b.* is corrupt: .*Remove it to go on from an earlier state"
+
+
+def change(folder, to_position):
+    """Changes the position in the latest backup; all checksums are right again."""
+    change_latest(folder, lambda index, members: to_position(position_in(index)))
+
+
+# -- the position --------------------------------------------------------------------------------
+
+
+def data_of(position):
+    return position["data"]["dict"]
+
+
+def begun_of(position):
+    return data_of(position)["begun"]["dict"]
+
+
+WRONG = {
+    "epoch": lambda p: p.update(epoch="1"),
+    "negative epoch": lambda p: p.update(epoch=-1),
+    "no batch": lambda p: p.pop("batch"),
+    "batch of true": lambda p: p.update(batch=True),
+    "batch behind the last": lambda p: p.update(batch=99),
+    "has_stopped": lambda p: p.update(has_stopped=0),
+    "callbacks": lambda p: p.update(callbacks=None),
+    "data": lambda p: p.update(data=3),
+    "no taken": lambda p: data_of(p).pop("taken"),
+    "negative taken": lambda p: data_of(p).update(taken=-1),
+    "taken behind the last": lambda p: data_of(p).update(taken=99),
+    "endless taken": lambda p: data_of(p).update(taken=2**62),
+    "looks_ahead": lambda p: data_of(p).update(looks_ahead=None),
+    "no begun": lambda p: data_of(p).pop("begun"),
+    "begun": lambda p: data_of(p).update(begun=None),
+    "now": lambda p: data_of(p).update(now=[]),
+    "nothing taken, and no now": lambda p: data_of(p).update(taken=0, now=None),
+    "num_parts": lambda p: begun_of(p).update(num_parts=0),
+    "shares": lambda p: begun_of(p).update(shares={"list": ["x"]}),
+    "no memories": lambda p: begun_of(p).pop("memories"),
+    "memories": lambda p: begun_of(p).update(memories={"list": ["[]"]}),
+    "memories of several": lambda p: begun_of(p).update(
+        num_parts=2, memories={"list": [{"list": ["[]", "xx"]}]}
+    ),
+    "numpy": lambda p: begun_of(p).update(numpy={"list": []}),
+    "python": lambda p: begun_of(p).update(python={"list": [3, 1, None]}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("inputs", [arrays, within_a_pass, without_a_length])
+def test_a_wrong_position_with_right_checksums_is_corrupt(tmp_path, inputs, wrong):
+    writes_backup(inputs)(tmp_path)
+    change(tmp_path, wrong)
+    begin = time.process_time()
+    with pytest.raises(DataLossError, match=IS_CORRUPT):
+        train(tmp_path, inputs)
+    assert time.process_time() - begin < 2.0
+
+
+@pytest.mark.timeout(60)
+def test_steps_that_the_data_does_not_have_are_not_counted(tmp_path):
+    writes_backup(without_a_length)(tmp_path)
+    change(tmp_path, lambda p: (p.update(batch=2**62), data_of(p).update(taken=2)))
+    with pytest.raises(DataLossError, match=IS_CORRUPT):
+        train(tmp_path, without_a_length)
+
+
+def test_a_corrupt_position_changes_nothing():
+    position = FitPosition(None)
+    state = {
+        "epoch": 3, "batch": 1, "data": {"taken": -1}, "callbacks": {}, "has_stopped": False
+    }  # fmt: skip
+    with pytest.raises(DataLossError, match="The position in fit is corrupt"):
+        position.set_state(state)
+    assert (position.epoch, position.data) == (0, None)
+
+
+@pytest.mark.parametrize("sizes", [3, [3], [[0]], [[0, "1"]], [[-1, 1.0]], [[4, 1.0]], [[0, -1.0]]])
+def test_sizes_of_batches_are_numbers_from_the_first_batch_on(sizes):
+    with pytest.raises(ValueError, match="expected"):
+        checked_sizes(sizes)
+
+
+def test_a_backup_that_nobody_has_changed_is_resumed(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "unison"):
+        writes_backup(arrays)(tmp_path)
+        train(tmp_path, arrays)
+    assert "is restored" in caplog.text
+
 
 # -- random numbers ------------------------------------------------------------------------------
 

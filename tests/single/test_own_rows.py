@@ -85,6 +85,11 @@ def state_of_workers(dataset, num_parts):
     return {**state, "begun": begun, "now": begun}
 
 
+def at(data, batch=0):
+    """The position in `fit` of a state of its batches."""
+    return types.SimpleNamespace(data=data, batch=batch, source="A backup")
+
+
 @pytest.fixture
 def paths(tmp_path):
     paths = [tmp_path / name for name in ("a", "b", "c")]
@@ -98,7 +103,7 @@ def test_a_pass_over_parts_goes_on_with_as_many_workers(paths, num_parts):
     data = state_of_workers(TextLineDataset(paths).batch(2), num_parts)
     _, batches = batches_of(TextLineDataset(paths).batch(2))
     with pytest.raises(ValueError, match=f"{num_parts} worker.*AutoShardPolicy.DATA"):
-        batches.resume(types.SimpleNamespace(data={**data, "taken": 2}, batch=2))
+        batches.resume(at({**data, "taken": 2}, 2))
 
 
 def test_the_next_epoch_goes_on_with_any_number_of_workers(paths):
@@ -110,7 +115,7 @@ def test_the_next_epoch_goes_on_with_any_number_of_workers(paths):
     data = state_of_workers(before, 2)
     passes.append([batch.tolist() for batch in before])
     distributed, batches = batches_of(after)
-    batches.resume(types.SimpleNamespace(data=data, batch=0))
+    batches.resume(at(data))
     assert [batch.tolist() for batch in distributed.global_batches()] == passes[2]
     assert passes[2] not in passes[:2]
 
@@ -118,5 +123,5 @@ def test_the_next_epoch_goes_on_with_any_number_of_workers(paths):
 def test_passes_begin_anew_over_a_dataset_of_another_form(paths, caplog):
     data = state_of_workers(TextLineDataset(paths).shuffle(9, seed=2).batch(2), 2)
     _, batches = batches_of(TextLineDataset(paths).batch(2))
-    batches.resume(types.SimpleNamespace(data=data, batch=0))
+    batches.resume(at(data))
     assert "begin anew" in caplog.text

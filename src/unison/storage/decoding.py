@@ -139,6 +139,13 @@ def plain_text(value: object) -> str:
     return value
 
 
+def plain_bool(value: object) -> bool:
+    """Returns a decoded value, if it is True or False. Raises: ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"expected True or False, received {_shown(value)}")
+    return value
+
+
 def plain_list(value: object, length: int | None = None) -> list[Any]:
     """Returns a decoded value, if it is a list of the given length. Raises: ValueError."""
     if not isinstance(value, list) or length not in (None, len(value)):

@@ -12,10 +12,13 @@ from unison.cells import has_cell
 from unison.data import Dataset, DistributedDataset
 from unison.data.plan import Plan, memories_of, recall
 from unison.data.state import decode, encode
+from unison.errors import DataLossError
 from unison.keras.feeding import track_position
 from unison.keras.own_rows import skip_batches
 from unison.runtime import process_group
 from unison.runtime.process_group import all_gather_json
+from unison.storage.decoding import corrupt, decoding
+from unison.train.fit_state import REMEDY, SOURCE, checked_position
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.random_state import numpy_and_python, set_numpy_and_python
 
@@ -91,6 +94,7 @@ class FitPosition:
         others: The callbacks of `fit` that have state.
         callbacks: Their state; see `states_of`.
         has_stopped: Whether a callback has stopped the training.
+        source: What holds the state that is restored, for messages.
         undone: The number of batches that were taken and counted, and are not in the state.
     """
 
@@ -103,6 +107,7 @@ class FitPosition:
         self.others: list[Any] = []
         self.callbacks: dict[str, Any] = {}
         self.has_stopped = False
+        self.source = SOURCE
         self.undone = 0
         #: The stored arrays of the metrics' variables that were restored, or their values.
         self._restored_metrics: list[Any] = []
@@ -113,9 +118,12 @@ class FitPosition:
 
     def resume(self, epochs: int) -> None:
         """Makes `fit`, with this number of epochs, begin at this position."""
-        self._model._initial_epoch = epochs if self.has_stopped else self.epoch
+        first = epochs if self.has_stopped else self.epoch
         if self.batches is not None and self.data is not None:
+            if first < epochs:
+                self.batches.require_reach(self, epochs)
             self.batches.resume(self)
+        self._model._initial_epoch = first
 
     def give_states(self) -> None:
         """Restores the callbacks' state."""
@@ -170,8 +178,10 @@ class FitPosition:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.epoch, self.batch, self.data = state["epoch"], state["batch"], state["data"]
-        self.callbacks, self.has_stopped = state["callbacks"], state["has_stopped"]
+        with decoding(self.source, REMEDY):
+            given = checked_position(state)
+        self.epoch, self.batch, self.data = given["epoch"], given["batch"], given["data"]
+        self.callbacks, self.has_stopped = given["callbacks"], given["has_stopped"]
 
 
 class Batches:
@@ -197,9 +207,13 @@ class Batches:
         #: Whether a batch is fetched before it is requested, to know which one is the last.
         self._looks_ahead = False
         self._is_over = False
-        #: The positions for the next epoch and the next pass.
+        #: The pass that has begun, of which no batch was requested, and the batch fetched ahead.
+        self._unentered: Iterator[Any] | None = None
+        self._following: Any = _NONE
+        #: The positions for the next epoch and the next pass, and what holds them.
         self._resumed: dict[str, Any] | None = None
         self._resumed_batch = 0
+        self._source = SOURCE
 
     def state(self) -> dict[str, Any]:
         """Returns the position of the batches: after those that were taken."""
@@ -210,6 +224,17 @@ class Batches:
             "now": self._now(in_a_pass=self._taken > 0),
         }
 
+    def require_reach(self, position: FitPosition, epochs: int) -> None:
+        """Checks that `fit`, with this number of epochs, comes to a position at all.
+
+        Raises:
+            DataLossError: It takes fewer batches: without this, it would skip them forever.
+        """
+        steps, taken = self._epochs.steps_per_epoch, position.data["taken"]
+        # Keras takes the batches of the last execution in full.
+        if steps is not None and taken > epochs * (steps + self._epochs.steps_per_execution):
+            raise _too_far(taken, position.source)
+
     def resume(self, position: FitPosition) -> None:
         """Resumes at another position.
 
@@ -218,7 +243,9 @@ class Batches:
 
         Raises:
             ValueError: Within a pass, of which each of another number of workers has read a part.
+            DataLossError: The state of earlier passes is corrupt.
         """
+        self._source = position.source
         parts, shares = (position.data["begun"].get(name) for name in ("num_parts", "shares"))
         is_divided = max(parts or 1, self._num_parts) > 1
         divided, now = (parts or 1, shares), (self._num_parts, self._shares())
@@ -255,21 +282,41 @@ class Batches:
         self._looks_ahead = self._is_over = False
 
     def _steps(self) -> Iterator[Any]:
-        """Keras' numbers of an epoch's steps, without those that are already done."""
+        """Keras' numbers of an epoch's steps, without those that are already done.
+
+        Raises:
+            DataLossError: All of them are.
+        """
         done, self._resumed_batch = self._resumed_batch, 0
+        is_left = False
         for begin, end, iterator in self._enumerate():
             if begin == 0 and self._resumed is not None:
+                taken = self._resumed["taken"]
                 # In a pass over several epochs, earlier epochs took some.
-                self._epochs._steps_seen += self._resumed["taken"] - done
+                self._epochs._steps_seen += taken - done
+                if done and self._epochs.num_batches is None:
+                    self._enter_pass()  # which fails where the numbers of steps would not end
+                    if done > taken:
+                        raise _too_far(done, self._source)
             if begin >= done:
+                is_left = True
                 yield begin, end, iterator
+        if done and not is_left:
+            raise _too_far(done, self._source)
 
     def _new_pass(self) -> Iterator[Any]:
         self._begin_pass()
-        return self._counted(self._make())
+        self._unentered = batches = self._make()
+        return self._counted(batches)
 
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        # All of this when the first batch is requested, since Keras shuffles then.
+    def _enter_pass(self) -> None:
+        """Enters the pass, at the position to resume at; when its first batch is requested.
+
+        Not earlier, since Keras shuffles then.
+        """
+        batches, self._unentered = self._unentered, None
+        if batches is None:
+            return
         resumed, self._resumed = self._resumed, None
         done = 0 if resumed is None else resumed["taken"]
         if resumed is not None and done:
@@ -279,21 +326,29 @@ class Batches:
         self._looks_ahead = self._epochs.num_batches is None
         if resumed is not None and done:
             self._looks_ahead = resumed["looks_ahead"]
-        skip_batches(batches, done)
-        following = next(batches, _NONE) if self._looks_ahead else _NONE
+        try:
+            skip_batches(batches, done)
+        except StopIteration:
+            raise _too_far(done, self._source) from None
+        self._following = next(batches, _NONE) if self._looks_ahead else _NONE
         self._taken = done
         if resumed is not None and done and resumed["now"] is not None:
             self._enter(resumed["now"])
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._enter_pass()
+        done = self._taken
         while True:
             if self._looks_ahead:
-                batch, following = (
-                    following,
-                    next(batches, _NONE) if following is not _NONE else _NONE,
-                )
-                self._is_over = following is _NONE
+                batch = self._following
+                if batch is not _NONE:
+                    self._following = next(batches, _NONE)
+                self._is_over = self._following is _NONE
             else:
                 batch = next(batches, _NONE)
             if batch is _NONE:
+                if done and self._taken == done:
+                    raise _too_far(done, self._source)
                 return
             self._taken += 1
             yield batch
@@ -336,6 +391,10 @@ class Batches:
 
     def _enter(self, then: dict[str, Any]) -> None:
         """Restores the state that determines the batches."""
+        with decoding(self._source, REMEDY):
+            self._recall(then)
+
+    def _recall(self, then: dict[str, Any]) -> None:
         set_numpy_and_python(then)
         memories, parts = then["memories"], then.get("num_parts", 1)
         if self._plan is None or memories is None:
@@ -361,6 +420,12 @@ class Batches:
 
 
 _NONE = object()
+
+
+def _too_far(count: int, source: str) -> DataLossError:
+    """Returns the error of a position behind the last batch."""
+    reason = f"it was saved after {count} batches, and there is none after them"
+    return corrupt(source, reason, REMEDY)
 
 
 def _plan_of(dataset: Any) -> Plan | None:

@@ -174,9 +174,11 @@ class _Backup:
         self._manager = CheckpointManager(
             Checkpoint(**parts), self._callback.backup_dir, _KEPT, checkpoint_name="backup"
         )
-        if self._manager.restore_or_initialize() is None:
+        path = self._manager.restore_or_initialize()
+        if path is None:
             return
         position = self.position
+        position.source = f"Checkpoint {path}"
         position.resume(self._callback.params["epochs"])
         position.hold_metrics()
         self._callback._current_epoch = position.epoch

@@ -29,7 +29,9 @@ from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, trainer_made
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
+from unison.storage.decoding import decoding, whole_number
 from unison.train.fit_position import FitPosition, FitReporter, catch_batches
+from unison.train.fit_state import REMEDY, checked_sizes
 from unison.train.handover import Handover
 from unison.train.keras_backup import forget_backups
 from unison.train.keras_others import others_of
@@ -452,9 +454,12 @@ class _Place(FitPosition):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
+        with decoding(self.source, REMEDY):
+            num_replicas = whole_number(state["num_replicas"])
+            sizes = checked_sizes(state["sizes"])
         super().set_state(state)
-        self.num_replicas = state["num_replicas"]
-        self.sizes[:] = [(int(start), float(factor)) for start, factor in state["sizes"]]
+        self.num_replicas = num_replicas
+        self.sizes[:] = sizes
         self.resumes_sizes = bool(self.sizes)
 
 

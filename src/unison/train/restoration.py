@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from unison.errors import DataLossError
 from unison.module import WAITING
 from unison.storage.decoding import decoding
 from unison.train.checkpoint_formats import AnyArchive
@@ -142,7 +143,8 @@ class Restoration:
         with decoding(f"Checkpoint {archive.prefix}", "Restore another one."):
             contents = {n: decode_structure(nodes[n].state["value"], archive.read) for n in states}
         # States first: an object may reject its state, and then nothing is changed.
-        _set_states([(states[n], contents[n]) for n in self._still_without(states)])
+        given = [(states[n], contents[n]) for n in self._still_without(states)]
+        _set_states(given, f"Checkpoint {archive.prefix}")
         for number in self._still_without(variables):
             assign(variables[number], arrays[number])
         self.report.unused -= variables.keys() | states.keys()
@@ -191,15 +193,17 @@ class Restoration:
             )
 
 
-def _set_states(pairs: list[tuple[Any, Any]]) -> None:
+def _set_states(pairs: list[tuple[Any, Any]], source: str) -> None:
     """Restores the states of objects; if one rejects its own, the others are reset."""
     before = [(owner, owner.get_state()) for owner, _ in pairs] if len(pairs) > 1 else []
     for count, (owner, state) in enumerate(pairs):
         try:
             owner.set_state(state)
-        except BaseException:
+        except BaseException as error:
             for changed, earlier in before[:count]:
                 changed.set_state(earlier)
+            if isinstance(error, DataLossError):  # which names the object, and not the file
+                raise DataLossError(message=f"{source}: {error.message}") from error
             raise
 
 
