@@ -1,14 +1,17 @@
 """Backups of `fit` that somebody else has made: right checksums, and anything behind them."""
 
 import logging
+import os
 import time
 
 import numpy as np
 import pytest
 
+import unison.tf as tf
 from fuzzed.backups import (
     arrays,
     change_latest,
+    model_and_values,
     position_in,
     train,
     within_a_pass,
@@ -20,6 +23,7 @@ from unison.data.plan import memories_of, recall
 from unison.errors import DataLossError
 from unison.train.fit_position import FitPosition
 from unison.train.fit_state import checked_sizes
+from unison.train.keras_callbacks import give_states, states_of
 from unison.train.random_state import numpy_and_python, set_numpy_and_python
 
 IS_CORRUPT = r"^Checkpoint .*backup-\d+\b.* is corrupt: .*Remove it to go on from an earlier state"
@@ -28,6 +32,74 @@ IS_CORRUPT = r"^Checkpoint .*backup-\d+\b.* is corrupt: .*Remove it to go on fro
 def change(folder, to_position):
     """Changes the position in the latest backup; all checksums are right again."""
     change_latest(folder, lambda index, members: to_position(position_in(index)))
+
+
+# -- callbacks -----------------------------------------------------------------------------------
+
+
+def attributes_of(position, name):
+    return position["callbacks"]["dict"][name]["dict"]
+
+
+def test_a_backup_does_not_say_where_a_callback_writes(tmp_path):
+    named, outside = tmp_path / "named", tmp_path / "outside"
+    named.mkdir()
+    outside.mkdir()
+    writes_backup(arrays)(named)
+
+    def name_another_file(position):
+        of_checkpoint = attributes_of(position, "ModelCheckpoint")
+        of_checkpoint |= {"filepath": str(outside / "x.weights.h5"), "best": None}
+
+    change(named, name_another_file)
+    with pytest.raises(DataLossError, match=IS_CORRUPT) as raised:
+        train(named, arrays)
+    assert "expected best, _batches_seen_since_last_saving, _last_batch_seen" in str(raised.value)
+    assert "received 'filepath'" in str(raised.value)
+    assert os.listdir(outside) == []
+
+
+@pytest.mark.parametrize("name", ["filepath", "model", "monitor_op", "__class__", "on_epoch_end"])
+def test_no_other_attribute_of_a_callback_is_set(name):
+    callback = tf.keras.callbacks.ModelCheckpoint("a.weights.h5", save_weights_only=True)
+    states = states_of([callback])
+    states["ModelCheckpoint"] |= {"_last_batch_seen": 3, name: "b"}
+    with pytest.raises(DataLossError, match=f"The backup is corrupt: .*received '{name}'"):
+        give_states([callback], states, "The backup")
+    assert callback._last_batch_seen is None  # nothing was changed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("wait", -1),
+        ("wait", "3"),
+        ("wait", True),
+        ("stopped_epoch", 1.5),
+        ("best_epoch", None),
+        ("best", "0.5"),
+        ("best", 10**400),
+        ("best", [0.5]),
+        ("best_weights", 3),
+        ("best_weights", [np.zeros((6, 2)), np.zeros(1)]),
+        ("best_weights", [np.zeros((6, 1))]),
+        ("best_weights", [np.full((6, 1), "a"), np.zeros(1)]),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_value_that_a_callback_does_not_save_is_corrupt(name, value):
+    callback = tf.keras.callbacks.EarlyStopping()
+    callback.set_model(tf.keras.Sequential([tf.keras.Input((6,)), tf.keras.layers.Dense(1)]))
+    with pytest.raises(DataLossError, match=f"The backup is corrupt: {name} .*EarlyStopping"):
+        give_states([callback], {"EarlyStopping": {name: value}}, "The backup")
+
+
+@pytest.mark.parametrize("best", [None, 3, 0.5, float("nan"), float("inf")], ids=str)
+def test_a_best_value_is_kept(best):
+    callback, resumed = (tf.keras.callbacks.EarlyStopping() for _ in range(2))
+    callback.best = best
+    give_states([resumed], states_of([callback]), "The backup")
+    np.testing.assert_equal(resumed.best, best)
 
 
 # -- the position --------------------------------------------------------------------------------
@@ -80,6 +152,16 @@ def test_a_wrong_position_with_right_checksums_is_corrupt(tmp_path, inputs, wron
     with pytest.raises(DataLossError, match=IS_CORRUPT):
         train(tmp_path, inputs)
     assert time.process_time() - begin < 2.0
+
+
+def test_fit_after_a_corrupt_backup_begins_with_the_first_epoch(tmp_path):
+    writes_backup(arrays)(tmp_path / "backup")
+    change(tmp_path / "backup", lambda p: attributes_of(p, "EarlyStopping").update(wait=-1))
+    with pytest.raises(DataLossError):
+        train(tmp_path / "backup", arrays)
+    train(tmp_path / "none", arrays)
+    model, _ = model_and_values()
+    assert len(model.history.epoch) == 3
 
 
 @pytest.mark.timeout(60)

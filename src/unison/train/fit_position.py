@@ -127,7 +127,7 @@ class FitPosition:
 
     def give_states(self) -> None:
         """Restores the callbacks' state."""
-        give_states(self.others, self.callbacks)
+        give_states(self.others, self.callbacks, self.source)
 
     def hold_metrics(self) -> None:
         """Stores the metrics' values for the epoch that is resumed, which begins with a reset."""

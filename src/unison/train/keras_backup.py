@@ -183,7 +183,14 @@ class _Backup:
         position.hold_metrics()
         self._callback._current_epoch = position.epoch
         self._callback._last_batch_seen = max(position.batch - 1, 0)
-        self._do(position.give_states)
+        self._do(self._give_states)
+
+    def _give_states(self) -> None:
+        try:
+            self.position.give_states()
+        except BaseException:
+            self.position.leave()
+            raise
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del logs
