@@ -17,6 +17,23 @@ def outside_of(folder):
     return str(folder.parent / "outside")
 
 
+def link_in(name):
+    """Puts a link to the outside in place of something in a folder, or in what lies in it."""
+
+    def link(folder, chance):
+        path = chance.choice(sorted((folder / name).rglob("*")))
+        if path.is_dir():
+            for inner in sorted(path.rglob("*"), reverse=True):
+                inner.unlink() if inner.is_file() else inner.rmdir()
+            path.rmdir()
+        else:
+            path.unlink()
+        path.symlink_to(outside_of(folder))
+        return path.name
+
+    return link
+
+
 def comparable(value):
     """Arrays, and what is made of them, as what can be compared."""
     if isinstance(value, dict):

@@ -10,7 +10,7 @@ import numpy as np
 
 import tensorflow_bundle as bundles
 import unison
-from fuzzed.changes import archive_structures, comparable, json_of, outside_of
+from fuzzed.changes import archive_structures, comparable, json_of, link_in, outside_of
 from fuzzed.format import Format, is_anything
 from fuzzed.mutations import LENGTHS, changed_bytes, changed_value, hostile
 from unison import train
@@ -219,12 +219,18 @@ FORMATS = {
         (ValueError,),
         is_anything,
     ),
-    "checkpoint-parts": Format(write_parts, read_parts, [parts_json], (ValueError,)),
+    "checkpoint-parts": Format(
+        write_parts, read_parts, [parts_json, link_in("ckpt")], (ValueError,)
+    ),
     "checkpoint": Format(  # ValueError: a variable has another shape
         write_checkpoint, read_checkpoint, archive_structures("ckpt.index"), (ValueError,)
     ),
     "checkpoint-list": Format(
-        write_manager, read_manager, [names_in_list], (ValueError,), is_anything
+        write_manager,
+        read_manager,
+        [names_in_list],
+        (ValueError,),
+        is_anything,
     ),
     "checkpoint-tensorflow": Format(
         write_bundle, read_bundle, [bundle_tensor, bundle_graph, bundle_table]

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from fuzzed.changes import comparable, outside_of
+from fuzzed.changes import comparable, link_in, outside_of
 from fuzzed.format import Format
 from fuzzed.mutations import changed_bytes, changed_value
 from unison.data import Dataset
@@ -84,20 +84,7 @@ def dataset_part(folder, chance):
     return change_index(folder / "data" / "dataset.json", correct)
 
 
-def dataset_link(folder, chance):
-    """Puts a link to the outside in place of something."""
-    path = chance.choice(sorted((folder / "data").rglob("*")))
-    if path.is_dir():
-        for inner in sorted(path.rglob("*"), reverse=True):
-            inner.unlink() if inner.is_file() else inner.rmdir()
-        path.rmdir()
-    else:
-        path.unlink()
-    path.symlink_to(outside_of(folder))
-    return path.name
-
-
-DATASET_STRUCTURES = (dataset_index, dataset_index, dataset_part, dataset_link)
+DATASET_STRUCTURES = (dataset_index, dataset_index, dataset_part, link_in("data"))
 
 
 FORMATS = {

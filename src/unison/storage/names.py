@@ -11,7 +11,7 @@ import re
 
 from unison.errors import DataLossError
 from unison.storage import files
-from unison.storage.file_systems import is_remote
+from unison.storage.file_systems import is_remote, named_errors
 
 #: The maximum length of a name in a message.
 _SHOWN = 120
@@ -55,12 +55,33 @@ def path_inside(folder: str, *names: str) -> str:
         DataLossError: It is outside: by a name, or a symbolic link.
     """
     path = "/".join([folder, *names]) if is_remote(folder) else os.path.join(folder, *names)
-    if not all(map(_is_one_name, names)) or not (is_remote(folder) or _leads_inside(path, folder)):
-        raise DataLossError(
-            message=f"{path} leads out of the folder {folder}. Expected names and links of what is "
-            "in that folder. Copy what it leads to into the folder if you trust whoever made it."
-        )
+    if not all(map(_is_one_name, names)) or not (is_remote(folder) or leads_inside(path, folder)):
+        raise _leads_out(path, folder)
     return path
+
+
+def require_files_inside(folder: str) -> None:
+    """Checks what is in a local folder, and in those inside, for code that would open anything.
+
+    Args:
+        folder: A folder that the user has given; it may be a link itself.
+
+    Raises:
+        DataLossError: There is a link that leads out of the folder, a pipe or a device.
+    """
+    waiting = [folder]
+    while waiting:
+        with named_errors(folder), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.is_symlink():
+                    if not leads_inside(entry.path, folder):
+                        raise _leads_out(entry.path, folder)
+                elif not entry.is_file():
+                    raise DataLossError(
+                        message=f"{entry.path} is a pipe or a device. Expected a file. Remove it."
+                    )
 
 
 def remove_folder(folder: str, name: str, pattern: re.Pattern[str]) -> None:
@@ -91,10 +112,18 @@ def can_be_path(text: str) -> bool:
         return False
 
 
+def leads_inside(path: str, folder: str) -> bool:
+    """Whether a local path is one of something in a folder, also through symbolic links."""
+    inside, outside = os.path.realpath(path), os.path.realpath(folder)
+    return inside.startswith(os.path.join(outside, ""))
+
+
 def _is_one_name(name: str) -> bool:
     return name not in ("", ".", "..") and not {*"/\\"} & {*name} and can_be_path(name)
 
 
-def _leads_inside(path: str, folder: str) -> bool:
-    inside, outside = os.path.realpath(path), os.path.realpath(folder)
-    return inside.startswith(os.path.join(outside, ""))
+def _leads_out(path: str, folder: str) -> DataLossError:
+    return DataLossError(
+        message=f"{path} leads out of the folder {folder}. Expected names and links of what is "
+        "in that folder. Copy what it leads to into the folder if you trust whoever made it."
+    )

@@ -18,6 +18,7 @@ from unison.errors import ResourceExhaustedError
 from unison.storage import files
 from unison.storage.decoding import bytes_of, decoding
 from unison.storage.memory_left import memory_in_words, memory_left
+from unison.storage.names import require_files_inside
 from unison.train.archive import ArrayDescription, Node, no_such_array, node_at
 from unison.train.chunk_plan import ChunkGrid, Region, chunk_shape, whole_region
 from unison.train.orbax_format import METADATA, TreeReader
@@ -72,6 +73,7 @@ class OrbaxArchive:
         self.arrays: dict[str, ArrayDescription] = {}
         self._places: dict[str, tuple[TreeReader, tuple[str, ...]]] = {}
         with self._decoding():
+            require_files_inside(prefix)
             names = list(_trees_in(prefix))
             for name in names:
                 reader = TreeReader(os.path.join(prefix, name) if name else prefix)

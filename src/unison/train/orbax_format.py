@@ -221,7 +221,7 @@ class TreeReader:
     """The arrays of a tree in a local folder, of Unison's or of other programs' that use Orbax.
 
     Args:
-        folder: The folder.
+        folder: The folder, none of whose links leads out of it: TensorStore follows them.
 
     Attributes:
         arrays: The description of every array, by its path in the tree.

@@ -34,6 +34,7 @@ from unison.storage.decoding import (
     shape_of,
     whole_number,
 )
+from unison.storage.names import require_files_inside
 from unison.train.archive import SUFFIX, Archive, ArrayDescription, Node, write_archive_to
 from unison.train.chunk_plan import (
     ChunkGrid,
@@ -285,9 +286,13 @@ class ShardedArchive(Archive):
     Args:
         prefix: Its path.
         folder: The local folder with its files.
+
+    Raises:
+        DataLossError: It is corrupt, or a link in it leads out of it.
     """
 
     def __init__(self, prefix: str, folder: str):
+        require_files_inside(folder)
         self._folder = folder
         self._identity = files.identity_of(os.path.join(folder, INDEX))
         self._reader: TreeReader | None = None
