@@ -78,6 +78,20 @@ def names_in_list(folder, chance):
     return lines[place][:80]
 
 
+def link_in_list(folder, chance):
+    """A checkpoint in the list that is behind a link to the outside."""
+    # Not ckpt-1 and ckpt-2, which the reader replaces.
+    name = chance.choice(
+        ["ckpt-3", "ckpt-9", "sub/ckpt-9", "sub/shard-00000", "sub/secret", "sub/../ckpt-9", "sub"]
+    )
+    link = folder / (name.partition("/")[0] + ("" if name.startswith("sub") else ".index"))
+    link.unlink(missing_ok=True)
+    link.symlink_to(chance.choice([outside_of(folder), f"{outside_of(folder)}/secret"]))
+    path = folder / "checkpoint"
+    path.write_text(f"model_checkpoint_path: {json.dumps(name)}\n{path.read_text()}")
+    return name
+
+
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -228,7 +242,7 @@ FORMATS = {
     "checkpoint-list": Format(
         write_manager,
         read_manager,
-        [names_in_list],
+        [names_in_list, link_in_list],
         (ValueError,),
         is_anything,
     ),

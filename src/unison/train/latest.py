@@ -16,7 +16,7 @@ from unison.runtime.process_group import all_gather_json
 from unison.storage import atomic, files
 from unison.storage.decoding import plain_text, real_number
 from unison.storage.file_systems import is_remote
-from unison.storage.names import can_be_path
+from unison.storage.names import can_be_path, leads_inside
 from unison.train.archive import SUFFIX
 from unison.train.checkpoint_formats import open_checkpoint
 from unison.train.sharded_archive import ShardedArchive
@@ -152,6 +152,9 @@ def get_checkpoint_state(
     """
     folder = os.fspath(checkpoint_dir)
     path = os.path.join(folder, latest_filename or _FILE)
+    if not is_remote(folder) and os.path.islink(path) and not leads_inside(path, folder or "."):
+        logger.warning("Ignoring %s, which is a link of what is not in its folder.", path)
+        return None
     try:
         with files.open_to_read(path) as file:
             content = file.read()
@@ -185,26 +188,36 @@ def get_checkpoint_state(
     )
 
 
+def _is_inside(path: str, folder: str) -> bool:
+    """Whether a checkpoint is in a local folder, also if it, or its file, is a symbolic link."""
+    return all(leads_inside(each, folder or ".") for each in (path, path + SUFFIX))
+
+
 def _paths_inside(folder: str, names: Sequence[str], where: str) -> list[str]:
     """Returns the paths in a file, without those outside of the folder."""
     inside = []
     for name in names:
         path = os.path.join(folder, name)
-        if is_remote(folder):
+        if not can_be_path(name):
+            leads_out = True
+        elif is_remote(folder):
             leads_out = name.startswith("/") or ".." in name.split("/") or is_remote(name)
         else:
-            relative = os.path.relpath(path, folder or ".")
-            leads_out = relative == ".." or relative.startswith(f"..{os.sep}")
-        if leads_out or not can_be_path(name):
-            logger.warning(
-                "%s names the checkpoint %r, which is not in its folder, and is ignored. Restore "
-                "it by its own path if you trust who has written the file.",
-                where,
-                name[:200],
-            )
+            leads_out = not _is_inside(path, folder)
+        if leads_out:
+            _warn_of_outside(where, name)
         else:
             inside.append(path)
     return inside
+
+
+def _warn_of_outside(where: str, name: str) -> None:
+    logger.warning(
+        "%s names the checkpoint %r, which is not in its folder, and is ignored. Restore it by its "
+        "own path if you trust who has written the file.",
+        where,
+        name[:200],
+    )
 
 
 def update_checkpoint_state(
@@ -251,5 +264,9 @@ def _newest_first(state: CheckpointState) -> Iterator[str]:
     numbers = sorted({int(match[1]) for match in found}, reverse=True)
     for other in numbers:
         path = os.path.join(folder, f"{stem}-{other}")
-        if path not in known and number.isdigit() and other < int(number):
+        if path in known or not number.isdigit() or other >= int(number):
+            continue
+        if is_remote(folder) or _is_inside(path, folder):
             yield path
+        else:
+            _warn_of_outside(folder, path)
