@@ -33,6 +33,10 @@ ROUNDS = {
     "killed_data_workers": 50,
 }
 
+#: The rounds before the first census. Garbage waits while functions are traced, so that memory is
+#: reused after more of them.
+WARM_UP = {"strategies": 40}
+
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(LIMIT + 60)]
 
 
@@ -41,7 +45,7 @@ def test_nothing_is_left_of(loop):
     done = run_program(
         PROGRAM,
         loop,
-        6,
+        WARM_UP.get(loop, 6),
         ROUNDS[loop] // SHORTER,
         env={**FEW_OPTIMIZATIONS, "PYTHONPATH": os.pathsep.join([str(TESTS), PYTHON_PATH])},
         timeout=LIMIT,
