@@ -21,6 +21,7 @@ FLOORS = (
     "tracebacks",
     "interrupts",
     "thread_local",
+    "thread_pool",
     "names",
     "storage",
     "net",
@@ -124,23 +125,25 @@ def network_of_its_own(module: str, source: str) -> list[str]:
     return complaints
 
 
-#: The one place that makes thread-locals.
-THREAD_LOCAL = "thread_local.py"
+#: What is made in one place: the module, and what others use instead.
+MADE_ONCE = {
+    "threading.local": ("thread_local.py", "unison.thread_local.ThreadLocal"),
+    "concurrent.futures.ThreadPoolExecutor": ("thread_pool.py", "unison.thread_pool.ThreadPool"),
+}
 
 
-def thread_locals_of_its_own(module: str, source: str) -> list[str]:
-    """One sentence for each thread-local that is not a `ThreadLocal`."""
-    if module == THREAD_LOCAL:
-        return []
-    imported = [line for line, path in imports_of(module, source) if path == "threading.local"]
-    named = [
-        node.lineno
+def made_elsewhere(module: str, source: str) -> list[str]:
+    """One sentence for each use of what one module makes."""
+    used = list(imports_of(module, source))
+    used += [
+        (node.lineno, ast.unparse(node))
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "threading.local"
+        if isinstance(node, ast.Attribute)
     ]
     return [
-        f"{module}:{line}: uses threading.local; use unison.thread_local.ThreadLocal"
-        for line in [*imported, *named]
+        f"{module}:{line}: uses {path}; use {MADE_ONCE[path][1]}"
+        for line, path in used
+        if path in MADE_ONCE and MADE_ONCE[path][0] != module
     ]
 
 
@@ -255,7 +258,7 @@ def complaints_of(rule: Callable[[str, str], list[str]]) -> list[str]:
         upward_imports,
         private_jax_imports,
         network_of_its_own,
-        thread_locals_of_its_own,
+        made_elsewhere,
         renames_of_its_own,
         traces_of_its_own,
         errors_of_handlers_dropped,
@@ -353,10 +356,12 @@ def test_a_place_that_keeps_what_a_handler_raises_is_none(then):
         "import threading\nheld = threading.local()",
         "class Held(threading.local): pass",
         "from threading import local",
+        "from concurrent.futures import ThreadPoolExecutor",
+        "import concurrent.futures\npool = concurrent.futures.ThreadPoolExecutor(2)",
     ],
 )
-def test_a_thread_local_elsewhere_is_found(source):
-    assert len(thread_locals_of_its_own("program.py", source)) == 1
+def test_what_one_module_makes_is_found_elsewhere(source):
+    assert len(made_elsewhere("program.py", source)) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
@@ -29,6 +28,7 @@ from unison.data import waited_seconds
 from unison.interrupts import is_of_a_signal_handler
 from unison.runtime.placement import Placement
 from unison.runtime.process_group import all_gather_json
+from unison.thread_pool import ThreadPool
 
 #: The minimum number of launches for the pace: Keras runs several small steps in one.
 _LEAST_LAUNCHES = 20
@@ -170,7 +170,7 @@ class Loop:
         told = all_gather_json(self._why_not, "what replicas compute alone is measured")
         self._why_not = next(filter(None, told), None)
         if self._why_not is None:
-            with ThreadPoolExecutor(len(mine)) as threads:
+            with ThreadPool(len(mine)) as threads:
                 own = max(threads.map(_median_seconds, mine))
             self._alone = max(all_gather_json(own, "how long replicas compute alone"))
         self.is_known = True

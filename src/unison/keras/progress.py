@@ -211,11 +211,22 @@ class ReplicaProgbar(keras.callbacks.ProgbarLogger):
         return logs if self._rate is None else {"examples/s": round(self._rate), **logs}
 
 
-class StepCallbacks(keras.callbacks.CallbackList):
-    """Keras' list of callbacks, which computes a step's logs only for callbacks that want them.
+class CallbacksInOrder(keras.callbacks.CallbackList):
+    """Keras' list of callbacks, all of which run in the thread that trains.
 
-    Callbacks run in the thread that trains, between two steps, so that what they see and change
-    is the state after the step they are told of.
+    Keras calls those of batches in other threads where it thinks that nobody could tell. What a
+    signal handler raises while such a thread is started leaves it for ever.
+    """
+
+    def _configure_async_dispatch(self, callbacks: Any) -> None:
+        self._async_train = self._async_test = self._async_predict = False
+
+
+class StepCallbacks(CallbacksInOrder):
+    """A list of callbacks that computes a step's logs only for callbacks that want them.
+
+    They run between two steps, so that what they see and change is the state after the step they
+    are told of.
     """
 
     def __init__(
@@ -254,9 +265,6 @@ class StepCallbacks(keras.callbacks.CallbackList):
             # The same steps must run together on all workers, also where one has more callbacks.
             of_all = all_gather_json(self._may_wait, "Whether callbacks look at every step")
             self._may_wait = {kind: all(own[kind] for own in of_all) for kind in self._may_wait}
-
-    def _configure_async_dispatch(self, callbacks: Any) -> None:
-        self._async_train = self._async_test = self._async_predict = False
 
     def _overriding(self, *names: str) -> list[keras.callbacks.Callback]:
         """Returns the callbacks, but for our bars, that define one of the methods themselves."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from unison.data import Dataset, InputContext
 from unison.keras.optimizers import scaled_in_keras_steps
+from unison.keras.progress import CallbacksInOrder
 from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful
 from unison.keras.trainer import ReplicaTrainer
 from unison.lifting import current_lift
@@ -103,7 +104,7 @@ class ParameterServerTrainer(ReplicaTrainer):
         iterator = iter(self._coordinator.create_per_worker_dataset(data))
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             verbose = 2 if verbose == "auto" else verbose
-            callbacks = keras.callbacks.CallbackList(
+            callbacks = CallbacksInOrder(
                 callbacks,
                 add_history=True,
                 add_progbar=verbose != 0,

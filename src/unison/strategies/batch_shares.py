@@ -14,7 +14,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +22,7 @@ import numpy as np
 from unison.data import EQUAL_SHARES, InputWorkers, ReplicaShares, Shares
 from unison.errors import InvalidArgumentError
 from unison.runtime.placement import Placement
+from unison.thread_pool import ThreadPool
 from unison.values import PerReplica, is_distributed
 
 logger = logging.getLogger("unison")
@@ -280,7 +280,7 @@ def _step_seconds(examples: int, paces: Sequence[Pace], proportions: Sequence[fl
 def _seconds_of(parts: Iterable[Sequence[Callable[[], Any]]]) -> list[Sequence[float]]:
     """Returns the mean seconds of every replica's calls; the replicas run at the same time."""
     of_replicas = [*parts]
-    with ThreadPoolExecutor(len(of_replicas)) as threads:
+    with ThreadPool(len(of_replicas)) as threads:
         return [*threads.map(_mean_seconds, of_replicas)]
 
 

@@ -8,7 +8,6 @@ of an array reads, and verifies, the chunks with elements of it.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -35,6 +34,7 @@ from unison.storage.decoding import (
     whole_number,
 )
 from unison.storage.names import require_files_inside
+from unison.thread_pool import ThreadPool
 from unison.train.archive import SUFFIX, Archive, ArrayDescription, Node, write_archive_to
 from unison.train.chunk_plan import (
     ChunkGrid,
@@ -161,7 +161,7 @@ class ShardedContent:
         """
         self._snapshot.finish()
         chunks_by_key = self._in_tree()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with ThreadPool(1) as pool:
             checksums = pool.submit(_checksums, chunks_by_key)
             TreeWriter(folder, self._process).write(
                 {_path_of(key): own for key, own in chunks_by_key.items()}

@@ -13,7 +13,6 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +33,7 @@ from unison.data.transformations.prefetching import Prefetch
 from unison.data.transformations.repetition import Repeat
 from unison.data.transformations.selection import Shard, Skip, Take
 from unison.data.transformations.shuffling import Shuffle
+from unison.thread_pool import ThreadPool
 
 #: The transformations that change the order and the number of elements, whatever they are.
 _BY_POSITION = (Prefetch, Repeat, Shard, Shuffle, Skip, Take, WithOptions)
@@ -190,7 +190,7 @@ class _CalledRows(Rows):
         self._function = mapped.function
         self._structure = mapped.inputs[0].structure
         self._num_threads = mapped.most_callers
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: ThreadPool | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -208,7 +208,7 @@ class _CalledRows(Rows):
         if self._num_threads == 1:
             return self._results(rows, numbers)
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._num_threads, "unison-data-map")
+            self._executor = ThreadPool(self._num_threads, "unison-data-map")
         count = -(-len(rows) // self._num_threads)
         parts = [slice(first, first + count) for first in range(0, len(rows), count)]
         results = self._executor.map(lambda part: self._results(rows[part], numbers[part]), parts)

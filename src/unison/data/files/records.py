@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import LEAF, Leaves
 from unison.errors import InvalidArgumentError
+from unison.thread_pool import ThreadPool
 
 #: The number of bytes of a file that are read at a time.
 CHUNK = 1 << 18
@@ -150,7 +150,7 @@ class _OpenFile:
         open_reader: OpenReader,
         offset: int = 0,
         position: int = 0,
-        pool: ThreadPoolExecutor | None = None,
+        pool: ThreadPool | None = None,
     ):
         self.name = name
         self._reading = _Reading(name, open_reader, offset)
@@ -284,7 +284,7 @@ class _CycleStream(Stream):
     def __init__(self, names: Stream, open_reader: OpenReader, cycle_length: int):
         self._names = names
         self._open_reader = open_reader
-        self._pool = ThreadPoolExecutor(cycle_length, "unison-data-files")
+        self._pool = ThreadPool(cycle_length, "unison-data-files")
         self._cycle: list[_OpenFile | None] = [None] * cycle_length
         self._place = 0
         self._has_begun = False

@@ -7,7 +7,7 @@ import copy
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from unison.data.workers.pool import WorkerPool
 from unison.errors import InvalidArgumentError
 from unison.interrupts import is_of_a_signal_handler
 from unison.runtime.cores import available_cores
+from unison.thread_pool import ThreadPool
 
 #: Under `AUTOTUNE`, the seconds of a call from which on a thread pays.
 _SECONDS_WORTH_A_THREAD = 5e-4
@@ -357,7 +358,7 @@ class _Threads:
         self._function = function
         self._count = count
         self._pace = Pace()
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: ThreadPool | None = None
 
     @property
     def most_under_way(self) -> int:
@@ -370,7 +371,7 @@ class _Threads:
 
     def submit(self, chunk: Chunk) -> Ticket:
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._count, "unison-data-map")
+            self._executor = ThreadPool(self._count, "unison-data-map")
         return self._executor.submit(_timed, self._function, chunk, self._pace)
 
     def wait(self, tickets: Sequence[Any]) -> None:
