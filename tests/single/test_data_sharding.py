@@ -567,7 +567,7 @@ def test_a_worker_whose_elements_fail_is_named_to_the_others():
 
 def test_a_worker_that_does_not_come_is_named():
     first, _ = workers_in_threads(2, patience=0.2)
-    with pytest.raises(DeadlineExceededError, match=r"Worker 1 of 2 has not .* within 0\.2 s"):
+    with pytest.raises(DeadlineExceededError, match=r"worker 1 of 2 has not .* within 0\.2 s"):
         distribute_dataset(Dataset.range(4).batch(2), placement_of(1), None, first)
 
 

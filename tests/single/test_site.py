@@ -40,6 +40,7 @@ INCLUDED = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
 #: Classes of errors that no program gets to see: each is caught where it is meant to be.
 INTERNAL_ERRORS = {
     "CommandError",
+    "FillerCombinedError",
     "NeedsPythonError",
     "RefusedError",
     "WantsBatchError",

@@ -101,6 +101,7 @@ def with_filler(error: Exception | None = None) -> Iterator[None]:
 
     Raises:
         FillerCombinedError: The function combines values of the replicas.
+        RuntimeError: The same, and it cannot compute with no rows.
     """
     raised = "" if error is None else f" but raised {type(error).__name__}: {error}."
     refusal = (
@@ -112,7 +113,9 @@ def with_filler(error: Exception | None = None) -> Iterator[None]:
         try:
             yield
         except FillerCombinedError as refused:
-            raise refused from error
+            if error is None:
+                raise
+            raise RuntimeError(str(refused)) from error
 
 
 def strategy_in_scope() -> Strategy | None:
