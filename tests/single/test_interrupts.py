@@ -14,6 +14,9 @@ import jax
 import keras
 import numpy as np
 import pytest
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.symbolic_scope import SymbolicScope
+from keras.src.backend.common.variables import AutocastScope, initialize_all_variables
 
 import unison
 import unison.tf as tf
@@ -632,10 +635,16 @@ def test_a_host_function_that_raises_in_fit_leaves_the_steps_before_it():
     assert done.stdout.splitlines() == ["True 6", "True 8"], done.stderr[-3000:]
 
 
-#: Of a generator's context manager, and of the one in which JAX traces a function.
+#: Of a generator's context manager, of the one in which JAX traces a function, and of Keras'
+#: scopes, at whose end variables get their first values.
 ENDS_OF_CONTEXTS = (
     contextlib._GeneratorContextManager.__exit__.__code__,
     private_jax.core.set_current_trace.__exit__.__code__,
+    keras.StatelessScope.__exit__.__code__,
+    SymbolicScope.__exit__.__code__,
+    AutocastScope.__exit__.__code__,
+    initialize_all_variables.__code__,
+    keras.Variable._deferred_initialize.__code__,
 )
 
 
@@ -676,13 +685,14 @@ def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_their_ends(handle
         """Returns a call that traces."""
         if loop == "fit":
             with strategy.scope():
-                model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-                model.compile("sgd", "mse")
+                model = keras.Sequential([keras.layers.Dense(1, dtype="mixed_bfloat16")])
+                model.compile("sgd", "mse", metrics=["mae"])
+            models.append(model)
             return lambda: model.fit(np.ones((4, 1)), np.ones((4, 1)), batch_size=4, verbose=0)
         step = lambda: strategy.run(lambda: total.assign(total + 1.0))  # noqa: E731
         return tf.function(step) if loop == "function" else step
 
-    kept = []
+    kept, models = [], []
     while error := interrupted_where_a_context_ends(begin(), len(kept) + 1):
         kept.append(error)
         assert not unison.has_strategy()
@@ -690,4 +700,9 @@ def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_their_ends(handle
         assert not isinstance(jax.numpy.ones(1), jax.core.Tracer)
         assert current_share() is None
         assert np.isfinite(total.numpy())
+        assert not in_stateless_scope()
+        for model in models[-1:]:
+            for variable in [*model.variables, *model.metrics_variables]:
+                assert np.isfinite(np.asarray(variable.numpy())).all()
+                assert variable._value is not None
     assert len(kept) > 10

@@ -24,6 +24,7 @@ from unison.keras.control_flow import teach_control_flow
 from unison.keras.datasets import teach_keras
 from unison.keras.feeding import teach_feeding
 from unison.keras.input_statistics import InputStatistics
+from unison.keras.interrupted_scopes import teach_interrupted_scopes
 from unison.keras.lookup import IntegerLookup, StringLookup
 from unison.keras.losses import teach_losses
 from unison.keras.normalization import BatchNormalization
@@ -39,6 +40,7 @@ teach_keras()
 teach_feeding()
 teach_losses()
 teach_control_flow()
+teach_interrupted_scopes()
 
 __all__ = [
     "BatchNormalization",
