@@ -27,10 +27,10 @@ from unison.runtime.placement import (
     REPLICA_AXIS,
     WHOLE,
     Placement,
-    shards_in_order,
     with_replicas_at,
 )
 from unison.runtime.precision import array_type
+from unison.runtime.transfers import shards_in_order, shards_of
 from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
@@ -579,7 +579,7 @@ class Cell:
                     )
                 part_at: Callable[[Any], np.ndarray] = whole.__getitem__
             else:
-                indices = dict.fromkeys(str(shard.index) for shard in array.addressable_shards)
+                indices = dict.fromkeys(str(shard.index) for shard in shards_of(array))
                 by_index = dict(zip(indices, parts, strict=True))
 
                 def part_at(index: Any) -> np.ndarray:
@@ -727,7 +727,7 @@ def own_parts(stored: jax.Array) -> list[jax.Array]:
     """
     if stored.is_fully_replicated:
         return [stored.addressable_data(0)]
-    return list({str(shard.index): shard.data for shard in stored.addressable_shards}.values())
+    return list({str(shard.index): shard.data for shard in shards_of(stored)}.values())
 
 
 def has_cell(value: Any) -> bool:

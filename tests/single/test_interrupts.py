@@ -635,6 +635,24 @@ def test_a_host_function_that_raises_in_fit_leaves_the_steps_before_it():
     assert done.stdout.splitlines() == ["True 6", "True 8"], done.stderr[-3000:]
 
 
+def test_a_variable_can_be_read_again_wherever_a_handler_interrupts_a_read(handler):
+    """JAX keeps an array that it has begun to divide with too few parts."""
+    with unison.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        mean = unison.Variable(np.zeros(2), synchronization="on_read", aggregation="mean")
+    before = signal.signal(signal.SIGALRM, handler)
+    moments = random.Random(0)
+    try:
+        for number in range(500):
+            mean.assign(np.full(2, number))
+            with contextlib.suppress(AlarmError):
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-6, 6e-5))
+                mean.numpy()
+                time.sleep(1e-3)
+            assert mean.numpy().tolist() == [number, number]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 #: Of a generator's context manager, of the one in which JAX traces a function, and of Keras'
 #: scopes, at whose end variables get their first values.
 ENDS_OF_CONTEXTS = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 
 import keras
 from keras.src.backend.common import global_state
@@ -33,7 +34,7 @@ def leave_interrupted_scopes() -> None:
     is_outside = all(global_state.get_global_attribute(name) is None for name in _SCOPES)
     if is_outside and not global_state.get_global_attribute(_UNINITIALIZED):
         return
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_FOLDER):
             return

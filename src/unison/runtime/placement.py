@@ -20,12 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from unison.interrupts import signals_held
 from unison.runtime import devices
 from unison.runtime.liveness import watched
 from unison.runtime.private_jax import shard_map
 from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, with_ticket
 from unison.runtime.shared_memory import are_in_this_process, between_buffers, shared_memory_of
-from unison.runtime.transfers import host_view, placed
+from unison.runtime.transfers import host_view, placed, shards_in_order, shards_of
 from unison.thread_local import ThreadLocal
 
 REPLICA_AXIS = "replica"
@@ -386,7 +387,8 @@ class Placement:
         """Returns the whole array of `divided`, which may be called again; see `whole`."""
         array = divided()
         if not self.spans_processes:
-            return np.asarray(array)
+            with signals_held:  # see `shards_of`
+                return np.asarray(array)
         assert isinstance(array.sharding, NamedSharding)
         division = array.sharding.spec
         if self.replicas_span_processes and not array.is_fully_replicated:
@@ -551,7 +553,7 @@ def _of_local_parts(divided: jax.Array) -> np.ndarray:
     if divided.is_fully_replicated:
         return np.asarray(divided.addressable_data(0))
     whole = np.empty(divided.shape, divided.dtype)
-    for shard in divided.addressable_shards:
+    for shard in shards_of(divided):
         whole[shard.index] = np.asarray(shard.data)
     return whole
 
@@ -559,19 +561,6 @@ def _of_local_parts(divided: jax.Array) -> np.ndarray:
 def memory_of(device: jax.Device) -> SingleDeviceSharding:
     """Returns the sharding of an array in the device's own memory."""
     return SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
-
-
-def shards_in_order(array: jax.Array, cores_per_replica: int = 1) -> list[jax.Array]:
-    """Returns the local single-device pieces of `array`, ordered by their leading index.
-
-    Only one of the equal pieces on this process's cores of a replica is returned.
-    """
-
-    def start(shard: Any) -> int:
-        return shard.index[0].start or 0 if shard.index else 0
-
-    pieces = sorted(array.addressable_shards, key=start)  # of an empty array, all start at 0
-    return [piece.data for piece in pieces[::cores_per_replica]]
 
 
 @contextlib.contextmanager

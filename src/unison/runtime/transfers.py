@@ -1,13 +1,16 @@
-"""Arrays of the host, copied to devices."""
+"""Arrays of the host, copied to devices, and the parts that devices have of an array."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
+
+from unison.interrupts import signals_held
 
 #: JAX's options, which have no types.
 _OPTIONS: Any = jax.config
@@ -65,3 +68,26 @@ def host_view(value: Any) -> np.ndarray | None:
     devices: set[Any] = sharding.device_set
     is_on_cpu = all(device.platform == "cpu" for device in devices)
     return np.asarray(array) if is_on_cpu else None
+
+
+def shards_of(array: jax.Array) -> Sequence[jax.Shard]:
+    """Returns the parts of an array on this process's devices.
+
+    JAX divides an array once, and goes on with too few parts if a signal handler has raised
+    meanwhile.
+    """
+    with signals_held:
+        return array.addressable_shards
+
+
+def shards_in_order(array: jax.Array, cores_per_replica: int = 1) -> list[jax.Array]:
+    """Returns the local single-device pieces of `array`, ordered by their leading index.
+
+    Only one of the equal pieces on this process's cores of a replica is returned.
+    """
+
+    def start(shard: Any) -> int:
+        return shard.index[0].start or 0 if shard.index else 0
+
+    pieces = sorted(shards_of(array), key=start)  # of an empty array, all start at 0
+    return [piece.data for piece in pieces[::cores_per_replica]]

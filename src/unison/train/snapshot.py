@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from unison.cells import Cell, Layout, own_parts
+from unison.runtime.transfers import shards_of
 from unison.train.chunk_plan import Region, own_regions
 
 logger = logging.getLogger("unison")
@@ -236,7 +237,7 @@ def _copy_whole(cell: Cell, value: np.ndarray, source: jax.Array) -> None:
     if cell.layout is Layout.LOCAL:
         value[...] = cell.combine(source)
     elif cell.is_divided:
-        for shard in source.addressable_shards:
+        for shard in shards_of(source):
             value[shard.index] = _host_view(shard.data)
     else:
         value[...] = _host_view(source)
