@@ -19,6 +19,7 @@ import os
 import sys
 import sysconfig
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -105,6 +106,14 @@ def end_contexts(error: BaseException) -> None:
                 frame.f_locals["self"].gen.close()  # does nothing if the generator has ended
     for end in more_ends:
         end()
+
+
+def is_running(folder: str) -> bool:
+    """Whether this thread runs a function whose file is in `folder`, a path with a separator."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith(folder):
+        frame = frame.f_back
+    return frame is not None
 
 
 def shorten(error: BaseException) -> None:

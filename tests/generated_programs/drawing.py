@@ -193,7 +193,7 @@ def _with_fewer_conflicts(program: Program) -> Program:
         program
     ):
         # What is summed by hand there is of no examples, of which there is no largest.
-        change["outputs"] = outputs = tuple(map(_without_extremes, outputs))
+        change["outputs"] = outputs = tuple(_without_metrics(each, EXTREMES) for each in outputs)
     scale = program.optimizer.loss_scale
     if program.policy == "mixed_float16" and program.has_layer("attention", "query_attention"):
         change["policy"] = "mixed_bfloat16"  # which XLA multiplies on a CPU
@@ -235,7 +235,8 @@ def _with_fewer_conflicts(program: Program) -> Program:
                 change["loop_loss"] = "global_batch"
     program = dataclasses.replace(program, **change)
     if program.policy != "float32":
-        outputs = tuple(map(_without_counting_metrics, program.outputs))
+        # A rounding can be one example more or less of a count.
+        outputs = tuple(_without_metrics(each, _COUNTING) for each in program.outputs)
         program = dataclasses.replace(program, outputs=outputs)
     return program
 
@@ -245,21 +246,12 @@ def on_replicas(program: Program, replicas: int) -> Program:
     return consistent(dataclasses.replace(program, replicas=replicas))
 
 
-def _without_counting_metrics(output: Output) -> Output:
-    """Leaves out metrics of which a rounding can be one example more or less."""
+def _without_metrics(output: Output, names: tuple[str, ...]) -> Output:
+    """Leaves out metrics of these names."""
     return dataclasses.replace(
         output,
-        metrics=tuple(name for name in output.metrics if name not in _COUNTING),
-        weighted_metrics=tuple(name for name in output.weighted_metrics if name not in _COUNTING),
-    )
-
-
-def _without_extremes(output: Output) -> Output:
-    """Leaves out metrics that need an example."""
-    return dataclasses.replace(
-        output,
-        metrics=tuple(name for name in output.metrics if name not in EXTREMES),
-        weighted_metrics=tuple(name for name in output.weighted_metrics if name not in EXTREMES),
+        metrics=tuple(name for name in output.metrics if name not in names),
+        weighted_metrics=tuple(name for name in output.weighted_metrics if name not in names),
     )
 
 

@@ -21,8 +21,12 @@ _weight: ThreadLocal[float | None] = ThreadLocal(None)
 
 
 @contextlib.contextmanager
-def gradients_weighted_by(weight: float) -> Iterator[None]:
-    """Context manager in which all gradients of this replica will be multiplied by `weight`."""
+def gradients_weighted_by(weight: float | None) -> Iterator[None]:
+    """Context manager in which all gradients of this replica will be multiplied by `weight`.
+
+    Args:
+        weight: The weight; None: gradients are summed as they are.
+    """
     with _weight.bound_to(weight):
         yield
 

@@ -24,7 +24,7 @@ from unison.keras.control_flow import teach_control_flow
 from unison.keras.datasets import teach_keras
 from unison.keras.feeding import teach_feeding
 from unison.keras.input_statistics import InputStatistics
-from unison.keras.interrupted_scopes import teach_interrupted_scopes
+from unison.keras.interrupted_scopes import leave_interrupted_scopes
 from unison.keras.lookup import IntegerLookup, StringLookup
 from unison.keras.losses import teach_losses
 from unison.keras.normalization import BatchNormalization
@@ -34,13 +34,14 @@ from unison.keras.tensorboard import TensorBoard
 from unison.keras.text_vectorization import Hashing, TextVectorization
 from unison.strategies.keras_additions import keras_is_imported
 from unison.strategies.scope_observers import observe_scopes
+from unison.tracebacks import more_ends
 
 observe_scopes(keras_in_scopes)
 teach_keras()
 teach_feeding()
 teach_losses()
 teach_control_flow()
-teach_interrupted_scopes()
+more_ends.append(leave_interrupted_scopes)
 
 __all__ = [
     "BatchNormalization",

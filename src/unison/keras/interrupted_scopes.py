@@ -8,15 +8,13 @@ their first values.
 from __future__ import annotations
 
 import os
-import sys
-import types
 
 import keras
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import initialize_all_variables
 
 from unison.interrupts import signals_held
-from unison.tracebacks import more_ends
+from unison.tracebacks import is_running
 
 _FOLDER = os.path.dirname(keras.__file__) + os.sep
 
@@ -29,16 +27,14 @@ _UNINITIALIZED = "uninitialized_variables"
 def leave_interrupted_scopes() -> None:
     """Leaves the scopes of functions that have ended, and gives variables their first values.
 
+    It is called where a public function of Unison ends with an error (`tracebacks.more_ends`).
     Nothing is done while a function of Keras is running, whose scopes they may be.
     """
     is_outside = all(global_state.get_global_attribute(name) is None for name in _SCOPES)
     if is_outside and not global_state.get_global_attribute(_UNINITIALIZED):
         return
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_FOLDER):
-            return
-        frame = frame.f_back
+    if is_running(_FOLDER):
+        return
     with signals_held:
         for name in _SCOPES:
             global_state.set_global_attribute(name, None)
@@ -47,8 +43,3 @@ def leave_interrupted_scopes() -> None:
         left = [variable for variable in waiting if variable._value is None]
         global_state.set_global_attribute(_UNINITIALIZED, left)
         initialize_all_variables()
-
-
-def teach_interrupted_scopes() -> None:
-    """Leaves such scopes where a public function of Unison ends with an error."""
-    more_ends.append(leave_interrupted_scopes)

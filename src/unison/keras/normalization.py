@@ -14,10 +14,10 @@ import keras
 from jax import lax
 from keras import ops
 
-from unison.collectives.gradient_weights import gradient_times
+from unison.collectives.gradient_weights import across_replicas, gradient_times
 from unison.runtime.placement import REPLICA_AXIS
 from unison.strategies import get_replica_context
-from unison.strategies.replica_share import ScaledBy, current_share
+from unison.strategies.replica_share import current_share
 
 
 @keras.saving.register_keras_serializable(package="unison")
@@ -72,18 +72,12 @@ def _local_moments(inputs: Any, mask: Any, axes: list[int]) -> tuple[Any, Any, A
 
 def _global_moments(count: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
     """Returns the mean and variance of the positions of all replicas."""
-    share = current_share(ScaledBy.GRADIENTS)
-    has_none = current_share() == 0
     local = ops.stack([count, mean, variance])
-    if has_none:
-        local = _nothing(local)
-    elif share is not None:
-        local = gradient_times(local, 1 / share)  # as in `across_replicas`
-    gathered = lax.all_gather(local, REPLICA_AXIS)
-    # The loss of a replica without examples (perhaps NaN) must not reach the others' parameters.
-    factor = 0.0 if has_none else share
-    if factor is not None:
-        gathered = gradient_times(gathered, factor)
+    if current_share() == 0:
+        # Its loss, of no examples (perhaps NaN), must not reach the others' parameters.
+        gathered = gradient_times(lax.all_gather(_nothing(local), REPLICA_AXIS), 0.0)
+    else:
+        gathered = across_replicas(lambda own: lax.all_gather(own, REPLICA_AXIS), local)
     counts, means, variances = (gathered[:, index] for index in range(3))
     total = ops.sum(counts, 0)
     global_mean = ops.divide_no_nan(ops.sum(counts * means, 0), total)

@@ -16,6 +16,7 @@ import numpy as np
 from unison.data import waited_seconds
 from unison.program import ProgramCache
 from unison.runtime.placement import Placement
+from unison.runtime.transfers import shards_of
 from unison.strategies.batch_shares import examples_of
 
 #: The minimum of seconds between two recorded step starts: for shorter steps, only the mean time of
@@ -213,7 +214,7 @@ class Meter:
         arrays = []
         for variable in own:
             place = next(i for i, known in enumerate(variables) if known is variable)
-            shards = running.state[start + place].addressable_shards
+            shards = shards_of(running.state[start + place])
             arrays += [jnp.copy(shard.data) for shard in shards]
         self._loss = (self.steps, arrays, trainer.epoch_of_metrics)
 

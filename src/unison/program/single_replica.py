@@ -19,6 +19,7 @@ from unison.lifting import enter_replica
 from unison.lowering import lower_for_cpu
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.private_jax import scan_with, shard_map
+from unison.runtime.transfers import shards_of
 
 
 def alone(trace: jex.ClosedJaxpr) -> Callable[..., list[Any]]:
@@ -135,7 +136,7 @@ def compile_alone(placement: Placement, part: Callable[..., Any]) -> Callable[..
 def piece_on(device: jax.Device, stored: Any) -> jax.Array:
     """Returns the piece of an array, or the number, that a program gets on one of its devices."""
     if isinstance(stored, jax.Array):
-        for shard in stored.addressable_shards:
+        for shard in shards_of(stored):
             if shard.device == device:
                 return shard.data
     return jax.device_put(stored, device)

@@ -12,7 +12,6 @@ import ctypes
 import functools
 import logging
 import os
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +102,7 @@ from jaxlib import _jax, xla_client
 from jaxlib.version import __version__ as jaxlib_version
 
 from unison.interrupts import is_of_a_signal_handler
-from unison.tracebacks import more_ends
+from unison.tracebacks import is_running, more_ends
 
 _FOLDER_OF_JAX = os.path.dirname(jax.__file__) + os.sep
 
@@ -454,21 +453,10 @@ def _leave_ended_trace() -> bool:
     trace: Any = core.trace_ctx.trace
     while isinstance(trace, _Following):
         trace = trace.parent_trace
-    if trace is core.eval_trace or any(map(_is_of_jax, _stack())):
+    if trace is core.eval_trace or is_running(_FOLDER_OF_JAX):
         return False
     core.trace_ctx.set_trace(core.eval_trace)
     return True
-
-
-def _stack() -> Iterator[types.FrameType]:
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_of_jax(frame: types.FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_FOLDER_OF_JAX)
 
 
 # As soon as a public function has ended: the next computation may not ask.

@@ -11,6 +11,7 @@ import numpy as np
 from unison.cells import Cell, Layout
 from unison.errors import InternalError
 from unison.runtime.process_group import all_gather_json
+from unison.runtime.transfers import shards_of
 
 #: The layouts whose copies are equal by design.
 _EQUAL = (Layout.MIRRORED, Layout.STREAM)
@@ -41,7 +42,7 @@ class EqualCopies:
             InternalError: Some differ; the message names the first variable and worker.
         """
         own = {
-            f"{cell.serial_number} {cell.name}": [_digest(s.data) for s in array.addressable_shards]
+            f"{cell.serial_number} {cell.name}": [_digest(s.data) for s in shards_of(array)]
             for cell, array in stored
             if cell.layout in _EQUAL
         }

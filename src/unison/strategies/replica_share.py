@@ -44,11 +44,9 @@ _share: ThreadLocal[tuple[float, ScaledBy] | None] = ThreadLocal(None)
 @contextlib.contextmanager
 def replica_share(share: float, scaled_by: ScaledBy) -> Iterator[None]:
     """Context manager in which the replica has `share` of the examples: 0 for none, 1 for all."""
-    with contextlib.ExitStack() as weighted:
-        if scaled_by is ScaledBy.GRADIENTS:
-            weighted.enter_context(gradients_weighted_by(share))
-        with _share.bound_to((share, scaled_by)):
-            yield
+    weight = share if scaled_by is ScaledBy.GRADIENTS else None
+    with _share.bound_to((share, scaled_by)), gradients_weighted_by(weight):
+        yield
 
 
 def current_share(scaled_by: ScaledBy | None = None) -> float | None:

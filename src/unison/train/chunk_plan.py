@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from unison.errors import FailedPreconditionError
+from unison.runtime.transfers import shards_of
 
 #: The maximum bytes of a chunk, if the sizes of the array have such divisors.
 CHUNK_BYTES = 16 << 20
@@ -154,7 +155,7 @@ def own_regions(array: jax.Array) -> dict[Region, jax.Array]:
 
     Of parts that several devices have, there is one; see `own_parts`.
     """
-    return {region_of(shard.index, array.shape): shard.data for shard in array.addressable_shards}
+    return {region_of(shard.index, array.shape): shard.data for shard in shards_of(array)}
 
 
 def slices_of(region: Region) -> tuple[slice, ...]:
