@@ -108,12 +108,8 @@ def backups(program):
     return result
 
 
-@feature
-def backups_beside_a_callback_that_raises(program):
-    """An epoch is repeated if the callback stands before the backup, as in Keras."""
-    callbacks = program.keras.callbacks
-    # Keras notes in a model where its training goes on, and leaves that there.
-    models = {order: program.compiled() for order in ("behind", "before")}
+def failing_once(callbacks):
+    """Returns a callback that raises at the end of its first epoch, and notes those that begin."""
 
     class FailingOnce(callbacks.Callback):
         def __init__(self):
@@ -129,10 +125,20 @@ def backups_beside_a_callback_that_raises(program):
                 self.has_raised = True
                 raise InterruptedError
 
+    return FailingOnce()
+
+
+@feature
+def backups_beside_a_callback_that_raises(program):
+    """An epoch is repeated if the callback stands before the backup, as in Keras."""
+    callbacks = program.keras.callbacks
+    # Keras notes in a model where its training goes on, and leaves that there.
+    models = {order: program.compiled() for order in ("behind", "before")}
+
     yield
     begun = {}
     for order, model in models.items():
-        failing = FailingOnce()
+        failing = failing_once(callbacks)
         for _ in range(2):
             backup = callbacks.BackupAndRestore(str(program.folder / order))
             given = [backup, failing] if order == "behind" else [failing, backup]

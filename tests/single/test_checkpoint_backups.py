@@ -13,6 +13,7 @@ import pytest
 import unison
 import unison.tf as tf
 from keras_comparison import mirrored, regression_data
+from keras_features.callbacks import failing_once
 from unison.data import Dataset
 from unison.train import latest_checkpoint, list_variables
 
@@ -418,34 +419,17 @@ def test_training_that_a_callback_had_ended_is_not_taken_up_again(tmp_path, two_
     assert not os.path.exists(folder)
 
 
-class FailingOnce(keras.callbacks.Callback):
-    """Raises at the end of the first epoch that it sees; notes the epochs that begin."""
-
-    def __init__(self):
-        super().__init__()
-        self.has_raised = False
-        self.begun = []
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.begun.append(epoch)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if not self.has_raised:
-            self.has_raised = True
-            raise StoppedError
-
-
 @pytest.mark.parametrize(("is_before", "epochs"), [(True, [0, 1]), (False, [0, 0, 1])])
 def test_epoch_is_not_repeated_where_a_callback_behind_the_backup_raises(
     tmp_path, two_replicas, is_before, epochs
 ):
     """As Keras' own order has it: the backup that stands before the callback is saved."""
     model = build(two_replicas)
-    failing = FailingOnce()
+    failing = failing_once(keras.callbacks)
     for _ in range(2):
         backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
         callbacks = [backup, failing] if is_before else [failing, backup]
-        with contextlib.suppress(StoppedError):
+        with contextlib.suppress(InterruptedError):
             model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
     assert failing.begun == epochs
 

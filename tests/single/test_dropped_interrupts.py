@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import unison.tf as tf
+from elastic_placements import placement_of
 from unison import conversion
 from unison.autograph import calls
 from unison.data import Dataset
 from unison.program.arguments import Arguments, describe
 from unison.program.cache import ProgramCache
-from unison.runtime.elastic import ElasticOptions, ElasticPlacement
 from unison.storage import patience
 from unison.storage.patience import attempted
 
@@ -39,13 +39,6 @@ def alarm():
 
     yield interrupted
     signal.signal(signal.SIGUSR1, before)
-
-
-def placement_of(num_replicas):
-    group = types.SimpleNamespace(options=ElasticOptions())
-    placement = ElasticPlacement(jax.devices()[:2], group)
-    placement.number(0, num_replicas)
-    return placement
 
 
 def test_a_program_that_is_traced_ahead_for_a_smaller_group(alarm):

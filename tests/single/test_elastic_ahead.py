@@ -1,26 +1,16 @@
 """Programs for the group without one of its workers: what is foreseen, and who compiles it."""
 
 import threading
-from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
+from elastic_placements import placement_of
 from unison.program.arguments import Ragged, Stacked, Static, Whole
 from unison.program.smaller_group import described_for, shapes_of
-from unison.runtime.elastic import ElasticOptions, ElasticPlacement
 from unison.runtime.elastic.compiler import Compiler
 
 FLOAT = np.dtype(np.float32)
-
-
-def placement_of(num_replicas, **options):
-    """Two replicas of this worker's, of so many."""
-    group = SimpleNamespace(options=ElasticOptions(**options))
-    placement = ElasticPlacement(jax.devices()[:2], group)
-    placement.number(0, num_replicas)
-    return placement
 
 
 @pytest.mark.parametrize(
