@@ -189,6 +189,10 @@ def _with_fewer_conflicts(program: Program) -> Program:
         # Keras overwrites all weights of the model by the averages of its one optimizer.
         optimizer = dataclasses.replace(program.optimizer, ema=None)
         program = dataclasses.replace(program, optimizer=optimizer)
+    has_tokens = any(each.kind == "tokens" for each in program.inputs)
+    if program.has_layer("centers") and has_tokens and _has_idle_replicas(program):
+        # An embedding of no tokens has no gradient on JAX: docs/keras.md.
+        program = _with_layers(program, _without_sums)
     if (program.has_layer("centers") or program.step == "stateless") and _has_idle_replicas(
         program
     ):

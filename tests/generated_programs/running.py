@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from keras.src.backend.common import dtypes
@@ -50,7 +51,8 @@ def run_under(program: Program, strategy: Any, folder: pathlib.Path) -> Seen:
 def in_double_precision() -> Iterator[None]:
     """Inside, programs compute in float64, also layers that ask Keras for a result's dtype.
 
-    On JAX, Keras answers them with 32 bits (normalizations for one, which would round off).
+    On JAX, Keras answers them with 32 bits (normalizations for one, which would round off), and
+    JAX's attention takes the softmax in float32, which `_attention` does not.
     """
     x64, floatx = jax.config.jax_enable_x64, keras.config.floatx()
     jax.config.update("jax_enable_x64", True)
@@ -58,12 +60,37 @@ def in_double_precision() -> Iterator[None]:
     narrower = dtypes.BIT64_TO_BIT32_DTYPE
     before = narrower["float64"]
     narrower["float64"] = "float64"
+    attention, jax.nn.dot_product_attention = jax.nn.dot_product_attention, _attention
     try:
         yield
     finally:
+        jax.nn.dot_product_attention = attention
         narrower["float64"] = before
         jax.config.update("jax_enable_x64", x64)
         keras.config.set_floatx(floatx)
+
+
+def _attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    scale: float,
+    is_causal: bool,
+    implementation: str,
+) -> jax.Array:
+    """`jax.nn.dot_product_attention`, in the dtype of its arguments, for attention to all steps."""
+    assert not is_causal
+    assert implementation == "xla"
+    key, value = (jnp.repeat(each, query.shape[2] // each.shape[2], 2) for each in (key, value))
+    logits = jnp.einsum("btnh,bsnh->bnts", query, key) * scale
+    if bias is not None:
+        logits += bias
+    if mask is not None:
+        logits = jnp.where(mask, logits, -0.7 * jnp.finfo(logits.dtype).max)
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits, -1), value)
 
 
 @contextlib.contextmanager
