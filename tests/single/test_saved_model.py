@@ -1,6 +1,7 @@
 """Saved models do what TensorFlow's do; its answers are the literals."""
 
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,18 @@ def test_failed_save_leaves_what_was_saved_before(tmp_path, monkeypatch):
         save(Scale(), tmp_path / "model")
     assert os.listdir(tmp_path) == ["model"]
     assert float(load(tmp_path / "model").v) == 2.0
+
+
+def test_format_of_tensorflow_needs_tensorflow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # it cannot be imported
+    with pytest.raises(ImportError, match=r"pip install tensorflow\..*format=\"stablehlo\""):
+        save(Scale(), tmp_path / "model", format="tensorflow")
+    assert os.listdir(tmp_path) == []
+
+
+def test_format_of_a_saved_model_is_one_of_two(tmp_path):
+    with pytest.raises(ValueError, match=r"'stablehlo' or 'tensorflow'\. Received: 'onnx'"):
+        save(Scale(), tmp_path / "model", format="onnx")
 
 
 def test_model_behind_fsspec_is_saved_and_loaded():

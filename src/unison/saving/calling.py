@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from unison.saving.program import SavedProgram
-from unison.saving.specs import ArraySpec, DoesNotFitError, arrays_for, shown
+from unison.saving.specs import ArraySpec, DoesNotFitError, arrays_for, fitted, shown
 
 
 class SavedFunction:
@@ -41,14 +41,32 @@ class SavedFunction:
             TypeError: The arguments do not fit the parameters, or the input signature.
             ValueError: The function was not saved for arguments of these shapes, dtypes and values.
         """
+        program, arrays = self.program_for(args, kwargs)
+        return program.run(arrays)
+
+    def program_for(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        as_array: Callable[[Any, ArraySpec], Any] = fitted,
+    ) -> tuple[SavedProgram, list[Any]]:
+        """Returns the program that was saved for such arguments, and their arrays.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            as_array: See `arrays_for`.
+
+        Raises:
+            TypeError, ValueError: See `__call__`.
+        """
         bound = self.parameters.bind(*args, **kwargs)
         bound.apply_defaults()
         for program in self.programs:
             try:
-                arrays = arrays_for(program.inputs, (bound.args, bound.kwargs))
+                return program, arrays_for(program.inputs, (bound.args, bound.kwargs), as_array)
             except DoesNotFitError:
                 continue
-            return program.run(arrays)
         raise (TypeError if self.has_input_signature else ValueError)(self._explanation(bound))
 
     @property
@@ -90,6 +108,16 @@ class SavedSignature:
     def __init__(self, name: str, program: SavedProgram):
         self.__name__ = name
         self.program = program
+
+    @property
+    def programs(self) -> list[SavedProgram]:
+        """Its program, as functions have several."""
+        return [self.program]
+
+    def as_function(self) -> SavedFunction:
+        """Returns the function of keyword arguments of this signature."""
+        arrays = inspect.Parameter("arrays", inspect.Parameter.VAR_KEYWORD)
+        return SavedFunction(self.__name__, inspect.Signature([arrays]), self.programs, False)
 
     @property
     def structured_input_signature(self) -> tuple[tuple, dict[str, ArraySpec]]:

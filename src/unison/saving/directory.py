@@ -7,7 +7,7 @@
 | `functions/*.jaxexport` | the programs: StableHLO, as `jax.export` serializes it |
 | `model.keras` | of a Keras model: Keras' own archive, from which the model is rebuilt |
 
-TensorFlow cannot read it: its functions are graphs of TensorFlow's operations.
+TensorFlow cannot read it; `unison.saving.tensorflow_format` writes what it reads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from unison.storage.temporary_folders import temporary_folder
 from unison.train.archive import SUFFIX
 
 INDEX = "saved_model.json"
+#: The file of a SavedModel of TensorFlow.
+TENSORFLOW_INDEX = "saved_model.pb"
 FUNCTIONS = "functions"
 VARIABLES = os.path.join("variables", "variables")
 KERAS_MODEL = "model.keras"
@@ -131,7 +133,7 @@ def local_copy(directory: str) -> Iterator[str]:
     """
     if not files.exists(os.path.join(directory, INDEX)):
         instead = ""
-        if files.exists(os.path.join(directory, "saved_model.pb")):
+        if files.exists(os.path.join(directory, TENSORFLOW_INDEX)):
             instead = (
                 " It holds a model that TensorFlow saved, whose functions only TensorFlow runs."
             )

@@ -100,16 +100,22 @@ class SavedProgram:
             variable.assign(value)
         return jax.tree.unflatten(jax.tree.structure(self.outputs), results)
 
+    def exported(self, is_none: bool) -> export.Exported | None:
+        """Returns the program for a batch, or for one without examples; None if it has none."""
+        data = self.data_for_none if is_none else self.data
+        if data is not None and is_none not in self._exported:
+            self._exported[is_none] = export.deserialize(bytearray(data))
+        return self._exported.get(is_none)
+
     def _call_for(self, arrays: Sequence[Any]) -> Callable[..., Any]:
         specs = (leaf for leaf in jax.tree.leaves(self.inputs) if isinstance(leaf, ArraySpec))
         is_none = any(
             spec.is_batch and not array.shape[0] for spec, array in zip(specs, arrays, strict=True)
         )
         if is_none not in self._calls:
-            data = self.data_for_none if is_none else self.data
-            if data is None:
+            exported = self.exported(is_none)
+            if exported is None:
                 raise ValueError("The function was saved for batches of one example or more.")
-            exported = self._exported.get(is_none) or export.deserialize(bytearray(data))
             self._calls[is_none] = jax.jit(exported.call)
         return self._calls[is_none]
 

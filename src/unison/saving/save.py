@@ -1,43 +1,48 @@
-"""`save`: writes an object with its variables and functions, to be used without its code."""
+"""`save`: writes an object with its variables and functions, to be used without its code.
+
+A `SavedObject` gathers them; the two formats write it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from unison.cells import has_cell
 from unison.runtime.elastic.lifecycle import happened
 from unison.saving import directory as folder
-from unison.saving.calling import SavedFunction, SavedSignature
 from unison.saving.functions import (
     DEFAULT_SIGNATURE,
-    as_signature,
     concrete_functions_of,
     functions_of,
     input_signature_of,
-    inputs_of,
     is_concrete,
     is_function,
-    parameters_of,
 )
-from unison.saving.program import SavedProgram, export_program
-from unison.saving.specs import ArraySpec
+from unison.saving.saved_object import SavedObject
+from unison.saving.stablehlo_format import write_stablehlo
+from unison.saving.tensorflow_format import require_tensorflow, write_tensorflow
 from unison.storage import atomic
 from unison.strategies.default import default_strategy
-from unison.train.archive import write_archive
-from unison.train.graph import cells_of, describe, is_tracked, is_variable, parts_of, reachable
+from unison.train.graph import cells_of, is_tracked, is_variable, parts_of, reachable
 from unison.train.shared_path import begin_writing
-from unison.train.structures import encode_structure
 
-logger = logging.getLogger("unison")
+_STABLEHLO = "stablehlo"
+_TENSORFLOW = "tensorflow"
+
+#: The functions that write an object in each format, and the files without which readers ignore
+#: the folder.
+_WRITERS = {
+    _STABLEHLO: (write_stablehlo, folder.INDEX),
+    _TENSORFLOW: (write_tensorflow, folder.TENSORFLOW_INDEX),
+}
 
 
-def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> None:
+def save(
+    obj: Any, export_dir: str | os.PathLike, signatures: Any = None, format: str = _STABLEHLO
+) -> None:
     """Saves an object with its variables and functions.
 
     Its functions are the `tf.function`s in its attributes and in those of the objects it
@@ -54,10 +59,15 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
         signatures: A function of one signature, or a dictionary of them: functions that are called
             by name with named arrays. Default: the object's one function with an
             `input_signature`, or a Keras model's inference, as "serving_default".
+        format: `"stablehlo"`, which `load` reads; or `"tensorflow"`, a SavedModel, which
+            TensorFlow, TensorFlow Serving and their like run. The latter needs TensorFlow in
+            this environment.
 
     Raises:
-        ValueError: A function has no known signature, or cannot be exported for it.
+        ValueError: A function has no known signature, or cannot be exported for it; or there is no
+            such format.
         AssertionError: A function uses a variable that is not reachable from `obj`.
+        ImportError: The format needs TensorFlow, which is not installed.
 
     Examples:
         >>> import tempfile, jax.numpy as jnp, unison, unison.tf as tf
@@ -84,6 +94,11 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
             "What is saved must be a module, a Keras model, or an object like them. Received: "
             f"{obj!r} of type {type(obj).__name__}"
         )
+    if format not in _WRITERS:
+        formats = " or ".join(map(repr, _WRITERS))
+        raise ValueError(f"A saved model's format is {formats}. Received: {format!r}")
+    if format == _TENSORFLOW:
+        require_tensorflow()
     keras_models = _keras_models_for(obj)
 
     def gather(saved: SavedObject) -> None:
@@ -92,29 +107,33 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
             saved.add_signature(DEFAULT_SIGNATURE, *keras_models.inference_of(obj))
         for name, function in _wanted_signatures(obj, signatures).items():
             saved.add_known_signature(name, function)
-        if keras_models is not None:
+        if keras_models is not None and format == _STABLEHLO:
             saved.also_write(keras_models.keras_archive_of(obj))
 
-    write_object(obj, os.fspath(export_dir), gather)
+    write_object(obj, os.fspath(export_dir), gather, format)
 
 
-def write_object(obj: Any, path: str, gather: Callable[[SavedObject], None]) -> None:
+def write_object(
+    obj: Any, path: str, gather: Callable[[SavedObject], None], format: str = _STABLEHLO
+) -> None:
     """Writes an object into a folder, atomically; with several workers, the first one does.
 
     Args:
         obj: The object.
         path: The folder.
         gather: Adds what is saved with the object.
+        format: See `save`.
     """
+    write_into, index = _WRITERS[format]
     _give_cells(obj)
-    writing = begin_writing(path, os.path.join(path, folder.INDEX), cells_of(obj, parts_of))
+    writing = begin_writing(path, os.path.join(path, index), cells_of(obj, parts_of))
     with writing.reading():
         saved = SavedObject(obj)
         gather(saved)
 
     def write() -> None:
-        with atomic.replacing_folder(path, last=folder.INDEX) as aside:
-            saved.write(aside)
+        with atomic.replacing_folder(path, last=index) as aside:
+            write_into(saved, aside)
             happened("checkpoint")
 
     writing.finish(write)
@@ -147,116 +166,6 @@ def _wanted_signatures(obj: Any, given: Any) -> dict[str, Any]:
     return named
 
 
-class SavedObject:
-    """An object to be written: its parts, variables, functions and signatures.
-
-    Args:
-        root: The object.
-    """
-
-    def __init__(self, root: Any):
-        self._nodes, self._arrays = describe(root, parts_of)
-        self._objects = [owner for _, owner in reachable(root, parts_of)]
-        self._number = {id(owner): number for number, owner in enumerate(self._objects)}
-        self._variables = [owner for owner in self._objects if is_variable(owner)]
-        self._programs: list[SavedProgram] = []
-        #: The functions of each object, by the object's index and by name.
-        self._functions: dict[int, dict[str, Any]] = {}
-        #: The program of each signature.
-        self._signatures: dict[str, int] = {}
-        #: Functions that write additional files into the folder.
-        self._writers: list[Callable[[str], None]] = []
-
-    def add_own_functions(self) -> None:
-        """Adds the functions in the attributes of all objects."""
-        for number, owner in enumerate(self._objects):
-            if not is_variable(owner):
-                for name, function in functions_of(owner):
-                    self._functions.setdefault(number, {})[name] = self._described(function)
-
-    def add_function(self, name: str, function: Callable[..., Any], inputs: Any) -> None:
-        """Adds a function of the root for one signature.
-
-        Args:
-            name: Its attribute in the loaded object.
-            function: The function.
-            inputs: Its `(args, kwargs)`, with an `ArraySpec` for every array.
-        """
-        program = self._export(function, inputs)
-        described = _function_index(name, inspect.signature(function), [program], True)
-        self._functions.setdefault(0, {})[name] = described
-
-    def add_signature(self, name: str, function: Callable[..., Any], inputs: Any) -> None:
-        """Adds a function to be called by name with named arrays; see `add_function`."""
-        self._signatures[name] = self._export(*as_signature(function, inputs))
-
-    def add_known_signature(self, name: str, function: Any) -> None:
-        """Adds a function that has one signature, or a signature that was loaded."""
-        if isinstance(function, SavedSignature):
-            self._signatures[name] = self._add(function.program)
-        else:
-            (concrete,) = concrete_functions_of(function)
-            self.add_signature(name, concrete.python_function, inputs_of(concrete))
-
-    def also_write(self, write: Callable[[str], None]) -> None:
-        """Adds a function that writes additional files into the folder, given its path."""
-        self._writers.append(write)
-
-    def _described(self, function: Any) -> dict[str, Any]:
-        if isinstance(function, SavedSignature):
-            return {"signature": self._add(function.program)}
-        if isinstance(function, SavedFunction):
-            numbers = [self._add(program) for program in function.programs]
-            name, asks = function.__name__, function.has_input_signature
-            return _function_index(name, function.parameters, numbers, asks)
-        numbers = [
-            self._export(concrete.python_function, inputs_of(concrete))
-            for concrete in concrete_functions_of(function)
-        ]
-        name = getattr(function.python_function, "__name__", "function")
-        asks = is_concrete(function) or input_signature_of(function) is not None
-        return _function_index(name, parameters_of(function), numbers, asks)
-
-    def _export(self, function: Callable[..., Any], inputs: Any) -> int:
-        return self._add(export_program(function, inputs, self._variables))
-
-    def _add(self, program: SavedProgram) -> int:
-        self._programs.append(program)
-        return len(self._programs) - 1
-
-    def write(self, path: str) -> None:
-        """Writes everything into a folder."""
-        write_archive(os.path.join(path, folder.VARIABLES), self._nodes, self._arrays)
-        os.makedirs(os.path.join(path, folder.FUNCTIONS))
-        model = {
-            "objects": [self._object(number) for number in range(len(self._objects))],
-            "programs": [self._program(path, number) for number in range(len(self._programs))],
-            "signatures": self._signatures,
-        }
-        for write in self._writers:
-            write(path)
-        folder.write_index(path, model)
-
-    def _object(self, number: int) -> dict[str, Any]:
-        owner = self._objects[number]
-        if is_variable(owner):
-            return {"kind": "variable"} | _annotations(owner)
-        kinds = ((dict, "dict"), (tuple, "tuple"), (list, "list"))
-        kind = next((name for cls, name in kinds if isinstance(owner, cls)), "object")
-        return {"kind": kind, "functions": self._functions.get(number, {})}
-
-    def _program(self, path: str, number: int) -> dict[str, Any]:
-        program = self._programs[number]
-        return {
-            "inputs": encode_structure(program.inputs, _encode_spec),
-            "outputs": encode_structure(program.outputs, _encode_spec),
-            "variables": [self._number[id(variable)] for variable in program.variables],
-            "assigned": [self._number[id(variable)] for variable in program.assigned],
-            "data": folder.write_program(path, f"{number}", program.data),
-            "data_for_none": folder.write_program(path, f"{number}-none", program.data_for_none),
-        }
-
-
 def _give_cells(root: Any) -> None:
     """Stores the values of Keras variables from outside of strategies in cells, too."""
     for _, owner in list(reachable(root, parts_of)):
@@ -264,43 +173,3 @@ def _give_cells(root: Any) -> None:
             from unison.keras.variables import adopt
 
             adopt(owner, default_strategy().placement)
-
-
-def _function_index(
-    name: str, parameters: Any, programs: Sequence[int], has_input_signature: bool
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "parameters": [_encode_parameter(each) for each in parameters.parameters.values()],
-        "programs": list(programs),
-        "has_input_signature": has_input_signature,
-    }
-
-
-def _encode_parameter(parameter: Any) -> dict[str, Any]:
-    encoded = {"name": parameter.name, "kind": parameter.kind.name}
-    if parameter.default is not parameter.empty:
-        try:
-            encoded["default"] = encode_structure(parameter.default, _encode_spec)
-        except TypeError:
-            logger.info("Parameter %s is saved without its default.", parameter)
-    return encoded
-
-
-def _annotations(variable: Any) -> dict[str, Any]:
-    cell = variable.cell
-    return {
-        "name": cell.name,
-        "trainable": bool(variable.trainable),
-        "synchronization": cell.synchronization.name,
-        "aggregation": cell.aggregation.name,
-    }
-
-
-def _encode_spec(spec: Any) -> Any:
-    if not isinstance(spec, ArraySpec):
-        raise TypeError(
-            "The arguments and results of a saved function must be arrays, numbers, text, None, "
-            f"and dictionaries, lists and tuples of them. Received: {spec!r}"
-        )
-    return dataclasses.asdict(spec) | {"dtype": spec.dtype.name}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -62,29 +62,8 @@ class ArraySpec:
         )
 
 
-def arrays_for(expected: Any, received: Any) -> list[Any]:
-    """Returns the arrays in `received`, in the order of the specs in `expected`.
-
-    Raises:
-        DoesNotFitError: They do not fit.
-    """
-    if isinstance(expected, ArraySpec):
-        return [_fitted(received, expected)]
-    if isinstance(expected, dict):
-        if not isinstance(received, dict) or received.keys() != expected.keys():
-            raise DoesNotFitError(f"Received: {shown(received)}")
-        return [a for key in sorted(expected) for a in arrays_for(expected[key], received[key])]
-    if isinstance(expected, list | tuple):
-        if not isinstance(received, list | tuple) or len(received) != len(expected):
-            raise DoesNotFitError(f"Received: {shown(received)}")
-        pairs = zip(expected, received, strict=True)
-        return [array for one, other in pairs for array in arrays_for(one, other)]
-    if type(received) is not type(expected) or received != expected:
-        raise DoesNotFitError(f"Received: {shown(received)}")
-    return []
-
-
-def _fitted(value: Any, spec: ArraySpec) -> Any:
+def fitted(value: Any, spec: ArraySpec) -> Any:
+    """Returns `value` as an array that fits `spec`. Raises: DoesNotFitError."""
     if callable(getattr(value, "__jax_array__", None)):
         value = value.__jax_array__()  # a variable
     if not isinstance(value, jax.Array):
@@ -96,6 +75,36 @@ def _fitted(value: Any, spec: ArraySpec) -> Any:
     if not spec.fits(value):
         raise DoesNotFitError(f"Received: {shown(value)}")
     return value
+
+
+def arrays_for(
+    expected: Any, received: Any, as_array: Callable[[Any, ArraySpec], Any] = fitted
+) -> list[Any]:
+    """Returns the arrays in `received`, in the order of the specs in `expected`.
+
+    Args:
+        expected: A structure with a spec for every array.
+        received: A structure with the arrays.
+        as_array: Returns a value as an array that fits a spec.
+
+    Raises:
+        DoesNotFitError: They do not fit.
+    """
+    if isinstance(expected, ArraySpec):
+        return [as_array(received, expected)]
+    if isinstance(expected, dict):
+        if not isinstance(received, dict) or received.keys() != expected.keys():
+            raise DoesNotFitError(f"Received: {shown(received)}")
+        pairs = [(expected[key], received[key]) for key in sorted(expected)]
+        return [array for pair in pairs for array in arrays_for(*pair, as_array)]
+    if isinstance(expected, list | tuple):
+        if not isinstance(received, list | tuple) or len(received) != len(expected):
+            raise DoesNotFitError(f"Received: {shown(received)}")
+        pairs = list(zip(expected, received, strict=True))
+        return [array for pair in pairs for array in arrays_for(*pair, as_array)]
+    if type(received) is not type(expected) or received != expected:
+        raise DoesNotFitError(f"Received: {shown(received)}")
+    return []
 
 
 def described(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """`tf.saved_model`: objects with variables and functions, saved to be used without their code.
 
-The format is Unison's own (see `unison.saving.directory`); TensorFlow cannot read it.
+The format is Unison's own (see `unison.saving.directory`), which TensorFlow cannot read; it reads
+what `unison.saving.save(..., format="tensorflow")` writes.
 """
 
 from __future__ import annotations
