@@ -25,6 +25,9 @@ _ENDING_WITH_BIAS = (
     "conv2d", "strided_conv2d", "separable_conv2d", "depthwise_conv2d", "transposed_conv2d",
 )  # fmt: skip
 
+#: Layers that choose between the states of two steps where a mask says so.
+_RECURRENT = ("lstm", "gru", "simple_rnn", "bidirectional", "recurrent_dropout")
+
 #: Metrics that compare predictions with each other or with a threshold.
 _COUNTING = (
     "accuracy", "auc", "precision", "recall", "false_negatives", "iou", "sensitivity", "top",
@@ -190,8 +193,9 @@ def _with_fewer_conflicts(program: Program) -> Program:
         optimizer = dataclasses.replace(program.optimizer, ema=None)
         program = dataclasses.replace(program, optimizer=optimizer)
     has_tokens = any(each.kind == "tokens" for each in program.inputs)
-    if program.has_layer("centers") and has_tokens and _has_idle_replicas(program):
-        # An embedding of no tokens has no gradient on JAX: docs/keras.md.
+    is_masked = has_tokens or program.has_layer("masking")
+    if is_masked and program.has_layer(*_RECURRENT) and _has_idle_replicas(program):
+        # Keras chooses what is masked by `jnp.where`, which of no rows has no gradient on JAX.
         program = _with_layers(program, _without_sums)
     if (program.has_layer("centers") or program.step == "stateless") and _has_idle_replicas(
         program
@@ -199,9 +203,23 @@ def _with_fewer_conflicts(program: Program) -> Program:
         # What is summed by hand there is of no examples, of which there is no largest.
         change["outputs"] = outputs = tuple(_without_metrics(each, EXTREMES) for each in outputs)
     scale = program.optimizer.loss_scale
+    if (scale or program.policy == "mixed_float16") and program.optimizer.ema is not None:
+        # At the end of `fit` Keras replaces weights by their averages, which are zeros where all
+        # steps have been skipped. Under a strategy it does not.
+        optimizer = dataclasses.replace(program.optimizer, ema=None)
+        program = dataclasses.replace(program, optimizer=optimizer)
+    has_sums = any(output.reduction == "sum" for output in outputs)
+    if program.policy == "mixed_float16" and has_sums and scale in (None, 2.0**15):
+        # A sum over the batch may be infinite in float16, and the replicas' parts of it not.
+        optimizer = dataclasses.replace(program.optimizer, loss_scale=LOSS_SCALES[0])
+        program = dataclasses.replace(program, optimizer=optimizer)
     if program.policy == "mixed_float16" and program.has_layer("attention", "query_attention"):
         change["policy"] = "mixed_bfloat16"  # which XLA multiplies on a CPU
-    elif program.policy == "mixed_float16" and program.step == "loop" and not scale:
+    elif (
+        program.policy == "mixed_float16"
+        and program.step == "loop"
+        and not program.optimizer.loss_scale
+    ):
         # Elsewhere `compile` gives the optimizer this one.
         change["optimizer"] = dataclasses.replace(program.optimizer, loss_scale=2.0**15)
     biases = sum(layer.kind in _ENDING_WITH_BIAS for layer in program.layers())
@@ -293,5 +311,6 @@ def _without_means(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
 
 
 def _without_sums(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Returns layers that sum nothing by hand."""
-    return tuple(layer for layer in layers if layer.kind != "centers")
+    """Returns layers that compute nothing over all replicas."""
+    kinds = ("centers", "sync_batch_norm")
+    return tuple(layer for layer in layers if layer.kind not in kinds)
