@@ -177,6 +177,19 @@ def batch_index(array: jax.Array, indices: Any) -> Index:
     return _checked(array, (*(axis[..., None] for axis in grid), indices))
 
 
+def take(array: jax.Array, indices: jax.Array, axis: int | None = None) -> jax.Array:
+    """Returns what `jnp.take` does, as a function of `array` also where there are no indices.
+
+    JAX returns a constant there. On a replica without examples, a sum over the replicas behind it
+    would have no gradient, and be left out of the sums of the gradients of the others.
+    """
+    if indices.size or axis is None:
+        return jnp.take(array, indices, axis=axis)
+    axis %= array.ndim
+    none = lax.slice_in_dim(array, 0, 0, axis=axis)
+    return none.reshape((*array.shape[:axis], *indices.shape, *array.shape[axis + 1 :]))
+
+
 def nd_index(array: jax.Array, indices: Any) -> Index:
     """Returns the index given by the last axis of `indices`: one entry for each leading axis.
 

@@ -2,6 +2,7 @@
 
 import jax
 import keras
+import numpy as np
 import pytest
 from keras import ops
 
@@ -199,6 +200,23 @@ def test_layer_that_sums_over_the_replicas_by_hand_trains_as_on_one_device(
 
     assert_trains_as_alone(
         build, lambda model: model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    )
+
+
+TOKENS = np.random.default_rng(4).integers(0, 9, (len(X), 5))
+
+
+def test_sums_behind_an_embedding_count_an_idle_replica_as_nothing(assert_trains_as_alone):
+    def build():
+        tokens = keras.Input((5,), dtype="int32")
+        rows = keras.layers.Embedding(9, 4)(tokens)
+        hidden = keras.layers.GlobalAveragePooling1D()(Centers()(rows))
+        model = LogsItsExamples(tokens, keras.layers.Dense(1)(hidden))
+        model.compile("adam", "mse")
+        return model
+
+    assert_trains_as_alone(
+        build, lambda model: model.fit(TOKENS, Y, batch_size=10, shuffle=False, verbose=0)
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import unison.tf as tf
+from unison.keras import BatchNormalization
 
 X = np.sin(np.arange(21 * 3, dtype=np.float32)).reshape(21, 3)
 Y = np.cos(X.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -135,6 +136,29 @@ def test_a_variable_that_counts_examples(strategy):
         model = built(loss)
     model.fit(X, Y, BATCH, shuffle=False, verbose=0)
     assert seen.numpy() == len(X)
+
+
+def test_synchronized_normalization_behind_an_embedding(strategy):
+    def add(hidden):
+        tokens = tf.keras.layers.Lambda(lambda values: tf.cast(values > 0, "int32"))(hidden)
+        embedded = tf.keras.layers.Embedding(2, 2)(tokens)
+        normalized = BatchNormalization(synchronized=True)(embedded)
+        return tf.keras.layers.Concatenate()([hidden, tf.keras.layers.Flatten()(normalized)])
+
+    assert_as_on_one_device(strategy, average, add=add)
+
+
+@pytest.mark.parametrize("lookup", [tf.gather, tf.nn.embedding_lookup])
+def test_a_sum_by_hand_of_rows_of_a_table(strategy, lookup):
+    table = tf.constant(np.random.default_rng(3).normal(size=(4, 1)).astype(np.float32))
+
+    def loss(model, x, y, weights, predictions):
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        rows = lookup(tf.concat([model.layers[-1].kernel, table], 0), tf.cast(tf.abs(x), tf.int32))
+        mean = all_reduce("SUM", tf.reduce_sum(rows * x[..., None])) / BATCH
+        return average(model, x, y, weights, predictions) + mean**2 / replicas
+
+    assert_as_on_one_device(strategy, loss)
 
 
 def needing_examples(model, x, y, weights, predictions):

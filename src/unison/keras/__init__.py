@@ -23,6 +23,7 @@ if keras.backend.backend() != "jax":
 from unison.keras.control_flow import teach_control_flow
 from unison.keras.datasets import teach_keras
 from unison.keras.feeding import teach_feeding
+from unison.keras.gathers import teach_gathers
 from unison.keras.input_statistics import InputStatistics
 from unison.keras.interrupted_scopes import leave_interrupted_scopes
 from unison.keras.lookup import IntegerLookup, StringLookup
@@ -40,6 +41,7 @@ observe_scopes(keras_in_scopes)
 teach_keras()
 teach_feeding()
 teach_losses()
+teach_gathers()
 teach_control_flow()
 more_ends.append(leave_interrupted_scopes)
 

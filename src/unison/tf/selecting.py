@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from unison.errors import InvalidArgumentError
-from unison.slices import updated
+from unison.slices import take, updated
 from unison.tf import dtypes
 from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.tensors import (
@@ -64,6 +64,8 @@ def gather(
         return StringTensor(np.take(params.numpy(), np.asarray(indices), axis))
 
     def of_one(params: jax.Array, indices: jax.Array) -> jax.Array:
+        if not indices.size:
+            return take(params, indices, axis - batch_dims)
         index = (builtins.slice(None),) * (axis - batch_dims) + (indices,)
         return params.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
