@@ -197,9 +197,9 @@ def _with_fewer_conflicts(program: Program) -> Program:
     if is_masked and program.has_layer(*_RECURRENT) and _has_idle_replicas(program):
         # Keras chooses what is masked by `jnp.where`, which of no rows has no gradient on JAX.
         program = _with_layers(program, _without_sums)
-    if (program.has_layer("centers") or program.step == "stateless") and _has_idle_replicas(
-        program
-    ):
+    sums_by_hand = program.step == "stateless" or program.applying == "clip_sums"
+    is_idle = _has_idle_replicas(program) or program.validation is not None
+    if (program.has_layer("centers") or sums_by_hand) and is_idle:
         # What is summed by hand there is of no examples, of which there is no largest.
         change["outputs"] = outputs = tuple(_without_metrics(each, EXTREMES) for each in outputs)
     scale = program.optimizer.loss_scale
