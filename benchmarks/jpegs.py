@@ -41,6 +41,22 @@ def encoded() -> list[bytes]:
     return files
 
 
+@functools.cache
+def of_several_sizes() -> list[bytes]:
+    """Returns files of smooth random images, whose sides have 300 to 500 pixels."""
+    from PIL import Image
+
+    generator = np.random.default_rng(6)
+    files = []
+    for _ in range(_DIFFERENT):
+        coarse = Image.fromarray(generator.integers(0, 256, (20, 20, 3), np.uint8))
+        file = io.BytesIO()
+        size = generator.integers(300, 501, 2)
+        coarse.resize(tuple(size), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+        files.append(file.getvalue())
+    return files
+
+
 def files_of(work: ImageInputWork) -> tuple[list[bytes], np.ndarray]:
     """Returns the files of a pass, and their labels (int32)."""
     files = encoded()

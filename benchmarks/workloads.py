@@ -104,6 +104,8 @@ DATA_TASKS = {
     "map_batches": _Size(20_000, 256),
     "records": _Size(20_000, 256),
     "records_batched": _Size(20_000, 256),
+    "jpeg": _Size(1024, 32),
+    "jpeg_resized": _Size(512, 32),
     "augment": _Size(10_000, 256),
     "generator": _Size(20_000, 256),
     "lines": _Size(100_000, 256),

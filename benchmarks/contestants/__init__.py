@@ -126,6 +126,8 @@ _DATA_ENTRIES = [
         "records_batched",
         {"unison": "records_batched", "unison.tf": "records_batched", "tf": "records_batched"},
     ),
+    *_data("jpeg", {"unison.tf": "jpeg", "tf": "jpeg"}),
+    *_data("jpeg_resized", {"unison.tf": "jpeg_resized", "tf": "jpeg_resized"}),
     *_data(
         "augment",
         {

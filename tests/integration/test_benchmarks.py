@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import unison.tf  # noqa: F401 (sets an option of JAX, as the first program of it would)
 from benchmark_runs import ROOT, command, run_benchmarks
 
 
@@ -227,6 +228,8 @@ def test_datasets_are_measured_beside_numpy_and_missing_peers_are_named(tmp_path
         "map_batches",
         "records",
         "records_batched",
+        "jpeg",
+        "jpeg_resized",
         "augment",
         "generator",
         "lines",

@@ -144,15 +144,18 @@ class ElementFunction:
         del inputs
         return None
 
-    def on_text_blocks(self, sample: Leaves, structure: Structure) -> BlockFunction | None:
+    def on_text_blocks(
+        self, sample: Leaves, structure: Structure, most_callers: int
+    ) -> BlockFunction | None:
         """Returns the function of stacked elements with text; None if it takes one element at
         time.
 
         Args:
             sample: The leaves of one of the elements.
             structure: Their structure.
+            most_callers: The number of threads that may compute elements.
         """
-        del sample, structure
+        del sample, structure, most_callers
         return None
 
     def on_blocks(self, inputs: Signature) -> BlockFunction | None:

@@ -31,9 +31,17 @@ from unison.tf.image_files import (
     is_jpeg,
 )
 from unison.tf.image_quality import halved, product_of_scales, structural_similarities
-from unison.tf.image_scaling import nearest_pixels, scaling_weights
+from unison.tf.image_scaling import (
+    nearest_pixels,
+    scaled,
+    scaled_on_host,
+    scaling_terms,
+    scaling_weights,
+)
 from unison.tf.missing import names_missing_from
+from unison.tf.pending import PendingImage
 from unison.tf.random_keys import key_of, next_key
+from unison.tf.tensor_spec import is_symbolic_size
 from unison.tf.tensors import cast, convert_to_tensor, saturate_cast, sizes
 
 __all__ = [
@@ -201,25 +209,46 @@ def resize(
 
     TF: `tf.image.resize`.
     """
+    if isinstance(images, PendingImage) and not preserve_aspect_ratio:
+        rows, columns = sizes(size)
+        return images.resized(
+            lambda pixels: _resized(pixels, rows, columns, ResizeMethod(method), antialias)
+        )
     images = _image(images)
     height, width = images.shape[-3:-1]
     rows, columns = sizes(size)
     if preserve_aspect_ratio:
         scale = min(rows / height, columns / width)
         rows, columns = (max(round(scale * length), 1) for length in (height, width))
-    method = ResizeMethod(method).value
+    return _resized(images, rows, columns, ResizeMethod(method), antialias)
+
+
+def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antialias: bool) -> Any:
+    """Returns images, an array of NumPy's or JAX's, in another size; see `resize`."""
+    height, width, channels = images.shape[-3:]
     lengths = ((height, rows), (width, columns))
-    if method == "nearest":
+    if method == ResizeMethod.NEAREST_NEIGHBOR:
         at = [nearest_pixels(before, after) for before, after in lengths]
         return images[..., at[0], :, :][..., at[1], :]
     if (rows, columns) == (height, width):
         return images.astype(jnp.float32)
-    down, across = (
-        jnp.asarray(scaling_weights(before, after, method, antialias), jnp.float32)
+    is_on_host = isinstance(images, np.ndarray)
+    if not any(map(is_symbolic_size, (height, width, rows, columns))):
+        down = scaling_terms(height, rows, method.value, antialias)
+        across = scaling_terms(
+            width, columns, method.value, antialias, channels if is_on_host else 1
+        )
+        if down is not None and across is not None and is_on_host:
+            return scaled_on_host(images, down, across)
+        if down is not None and across is not None:
+            return scaled(scaled(images, images.ndim - 3, down), images.ndim - 2, across)
+    xp = np if is_on_host else jnp
+    of_rows, of_columns = (
+        xp.asarray(scaling_weights(before, after, method.value, antialias), np.float32)
         for before, after in lengths
     )
-    resized = jnp.einsum("yh,...hwc->...ywc", down, images.astype(jnp.float32))
-    return jnp.einsum("xw,...ywc->...yxc", across, resized)
+    resized = xp.einsum("yh,...hwc->...ywc", of_rows, images.astype(np.float32))
+    return xp.einsum("xw,...ywc->...yxc", of_columns, resized)
 
 
 def resize_with_pad(
@@ -306,7 +335,8 @@ def convert_image_dtype(
 
     TF: `tf.image.convert_image_dtype`.
     """
-    image = convert_to_tensor(image)
+    if not isinstance(image, PendingImage):
+        image = convert_to_tensor(image)
     source, target = dtypes.as_dtype(image.dtype), dtypes.as_dtype(dtype)
     if source == target:
         return image

@@ -6,9 +6,12 @@ symbol, in the layers of a model of unknown sizes.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,6 +19,9 @@ from unison.tf.tensor_spec import is_symbolic_size
 
 #: NumPy, or JAX's module of the same functions.
 _Module = Any
+
+#: An axis is scaled by a product of matrices if it has less than so many pixels a term.
+_TERMS_WORTH_A_PRODUCT = 4
 
 
 def nearest_pixels(before: Any, after: Any) -> Any:
@@ -48,6 +54,74 @@ def scaling_weights(before: Any, after: Any, method: str, antialias: bool) -> An
     weights = xp.where(distances < radius, kernel(distances, xp), 0)
     totals = weights.sum(1, keepdims=True)
     return weights / xp.where(totals == 0, 1, totals)
+
+
+class Terms(NamedTuple):
+    """The old pixels of which each new one is the weighted sum.
+
+    Attributes:
+        places: Their indices, `[new, terms]`.
+        weights: Their weights, float32, of the same shape.
+    """
+
+    places: np.ndarray
+    weights: np.ndarray
+
+
+@functools.lru_cache(maxsize=256)
+def scaling_terms(
+    before: int, after: int, method: str, antialias: bool, channels: int = 1
+) -> Terms | None:
+    """Returns the terms of the new pixels of an axis; None if they are many.
+
+    Args:
+        before: See `scaling_weights`.
+        after: Likewise.
+        method: Likewise.
+        antialias: Likewise.
+        channels: The number of values of a pixel, each of which the terms are for.
+    """
+    weights = scaling_weights(before, after, method, antialias)
+    count = max(int(np.count_nonzero(weights, axis=1).max(initial=1)), 1)
+    if count * _TERMS_WORTH_A_PRODUCT > before:
+        return None
+    # The weights that are not zero come first; then the pixels are put in order again.
+    places = np.sort(np.argpartition(weights == 0, count - 1, axis=1)[:, :count], axis=1)
+    parts = np.take_along_axis(weights, places, axis=1).astype(np.float32)
+    values = places[:, None] * channels + np.arange(channels)[:, None]
+    return Terms(values.reshape(-1, count), parts.repeat(channels, axis=0))
+
+
+def scaled(images: jax.Array, axis: int, terms: Terms) -> jax.Array:
+    """Returns images of which one axis is scaled, as float32."""
+    shape = [1] * images.ndim
+    shape[axis] = -1
+    pairs = zip(terms.places.T, terms.weights.T, strict=True)
+    return functools.reduce(
+        operator.add,
+        [jnp.take(images, at, axis=axis) * weights.reshape(shape) for at, weights in pairs],
+    )
+
+
+def scaled_on_host(image: np.ndarray, down: Terms, across: Terms) -> np.ndarray:
+    """Returns an image `[height, width, channels]` in another size, as float32.
+
+    It is computed as by `scaled`, and makes few arrays: new memory costs more than arithmetic.
+
+    Args:
+        image: The image.
+        down: The terms of its height.
+        across: Those of its width, for each channel.
+    """
+    pixels = image.reshape(len(image), -1)
+    for axis, terms in enumerate((down, across)):
+        total: Any = None
+        for at, weights in zip(terms.places.T, terms.weights.T, strict=True):
+            term = pixels.take(at, axis).astype(np.float32, copy=False)
+            term *= weights if axis else weights[:, None]
+            total = term if total is None else np.add(total, term, out=total)
+        pixels = total
+    return pixels.reshape(len(pixels), -1, image.shape[-1])
 
 
 def _covered(before: Any, after: Any, xp: _Module) -> Any:

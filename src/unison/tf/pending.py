@@ -1,23 +1,31 @@
 """Text that is there when a pipeline runs, while its function is being traced.
 
 JAX traces no text. Where the function of `tf.data`'s `map` gets text, operations that make numbers
-of it (`tf.io.parse_example`, `tf.io.decode_raw`) are taken out of what is compiled: in a run they
-are computed before it, and the program gets the numbers. Where an element is one string, they are
-computed for whole blocks of elements.
+of it (`tf.io.parse_example`, `tf.io.decode_raw`, `tf.io.decode_jpeg`) are taken out of what is
+compiled: in a run they are computed before it, and the program gets the numbers. Where an element
+is one string, they are computed for whole blocks of elements.
+
+The pixels of image files are a `PendingImage`, since files may differ in size, and the arrays that
+a program gets may not: what brings them to one size (`tf.image.resize`) is computed before the
+program, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import jax.numpy as jnp
 import numpy as np
 
 from unison.data.structure import Structure, flatten
 from unison.eager_fallback import NeedsPythonError
 from unison.tf import dtypes
 from unison.tf.tensor_spec import TensorShape
+from unison.thread_pool import ThreadPool
 
 #: Takes an array of text: an element's, or those of the elements of a block, stacked. Returns
 #: arrays, stacked likewise, with a structure around them.
@@ -51,6 +59,12 @@ class PendingText:
         """Returns the program's form of an operation's results for this text."""
         return self._host.through(self, operation)
 
+    def each(self, function: Callable[[bytes], Any]) -> Any:
+        """Returns the program's form of the results of a function of one string."""
+        if len(self.shape):
+            raise NeedsPythonError("The function takes one string, and gets several.")
+        return self.through(functools.partial(self._host.each, function))
+
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NeedsPythonError("The function asks for the value of a string.")
 
@@ -59,6 +73,158 @@ class PendingText:
 
     __array__ = __bool__ = __bytes__ = __eq__ = __ne__ = __add__ = __radd__ = __getitem__ = _refuse
     __format__ = __iter__ = __len__ = __str__ = _refuse
+
+
+#: The functions of NumPy and JAX that steps are, and those of the module `operator`.
+_OPERATORS = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A function of each pixel.
+
+    Attributes:
+        name: "astype", or one of NumPy's functions of two numbers.
+        other: The dtype, or the other number.
+        is_first: Whether that is the first one.
+    """
+
+    name: str
+    other: Any
+    is_first: bool = False
+
+    def __call__(self, pixels: Any) -> Any:
+        """Returns the result for an array of JAX's."""
+        if self.name == "astype":
+            return pixels.astype(self.other)
+        pair = (self.other, pixels) if self.is_first else (pixels, self.other)
+        return getattr(jnp, self.name)(*pair)
+
+    def on_host(self, pixels: np.ndarray) -> np.ndarray:
+        """Returns the result for an array of NumPy's, which it may overwrite."""
+        if self.name == "astype":
+            return pixels.astype(self.other)
+        pair = (self.other, pixels) if self.is_first else (pixels, self.other)
+        return getattr(np, self.name)(*pair, out=pixels)
+
+
+class PendingImage:
+    """The pixels of an image file, whose height and width only a run has.
+
+    Arithmetic with numbers is put off, so that `resized` may follow; anything else makes it the
+    tensor of the images of a block, which must be of one size.
+
+    Args:
+        file: The content of the file.
+        pixels: Returns an image's pixels, `[height, width, channels]`, given the content of the
+            file, and whether they are not used after the thread's next call.
+        dtype: Their dtype, after all `steps`.
+        channels: Their number, if it is known.
+        steps: What is computed of each pixel.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+    # Arrays of NumPy and JAX leave operators to this class.
+    __array_priority__ = 200
+
+    def __init__(
+        self,
+        file: PendingText,
+        pixels: Callable[..., np.ndarray],
+        dtype: np.dtype,
+        channels: int | None,
+        steps: tuple[_Step, ...] = (),
+    ):
+        self._file = file
+        self._pixels = pixels
+        self._steps = steps
+        self.dtype = dtype
+        self.channels = channels
+
+    @property
+    def shape(self) -> TensorShape:
+        return TensorShape((None, None, self.channels))
+
+    def get_shape(self) -> TensorShape:
+        return self.shape
+
+    def set_shape(self, shape: Any) -> None:
+        """Checks what TensorFlow is told of a shape."""
+        if not TensorShape(shape).is_compatible_with(self.shape):
+            raise ValueError(f"Expected a shape like {self.shape}. Received: {shape}")
+
+    def astype(self, dtype: Any) -> Any:
+        """Returns the pixels in another dtype."""
+        if np.issubdtype(dtype, np.floating):
+            return self._then(_Step("astype", np.dtype(dtype)), np.dtype(dtype))
+        return self.tensor().astype(dtype)
+
+    def _then(self, step: _Step, dtype: np.dtype) -> PendingImage:
+        steps = (*self._steps, step)
+        return PendingImage(self._file, self._pixels, dtype, self.channels, steps)
+
+    def resized(self, function: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """Returns the program's form of what brings images to one size."""
+
+        def result(file: bytes) -> np.ndarray:
+            pixels = self._pixels(file, True)
+            for step in self._steps:
+                pixels = step.on_host(pixels)
+            return function(pixels)
+
+        return self._file.each(result)
+
+    def tensor(self) -> Any:
+        """Returns the program's form of the images of a block, which must be of one size."""
+        pixels = self._file.each(self._pixels)
+        for step in self._steps:
+            pixels = step(pixels)
+        return pixels
+
+    def _with_number(self, name: str, other: Any, is_first: bool = False) -> Any:
+        is_number = isinstance(other, int | float) and not isinstance(other, bool)
+        if is_number and np.issubdtype(self.dtype, np.floating):
+            return self._then(_Step(name, other, is_first), self.dtype)
+        pair = (other, self.tensor()) if is_first else (self.tensor(), other)
+        return getattr(operator, _OPERATORS[name])(*pair)
+
+    def __add__(self, other: Any) -> Any:
+        return self._with_number("add", other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._with_number("add", other, is_first=True)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with_number("subtract", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with_number("subtract", other, is_first=True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with_number("multiply", other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._with_number("multiply", other, is_first=True)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._with_number("divide", other)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tensor()[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor(), name)
+
+    def __jax_array__(self) -> Any:
+        return self.tensor()
+
+
+def _stacked(results: list[Any]) -> np.ndarray:
+    if not isinstance(results[0], bytes):
+        return np.stack(results)
+    texts = np.empty(len(results), dtype=object)
+    texts[:] = results
+    return texts
 
 
 @dataclasses.dataclass
@@ -86,9 +252,12 @@ class HostOperations:
     Args:
         sample: The texts of an element, or those of the elements of a block, stacked.
         is_block: Whether it is a block.
+        most_callers: The number of threads that may compute the elements of a block.
     """
 
-    def __init__(self, sample: Sequence[np.ndarray], is_block: bool):
+    def __init__(self, sample: Sequence[np.ndarray], is_block: bool, most_callers: int = 1):
+        self._most_callers = most_callers
+        self._threads: ThreadPool | None = None
         self._samples = list(sample)
         self._is_block = is_block
         self._given = len(self._samples)
@@ -134,6 +303,22 @@ class HostOperations:
             raise NeedsPythonError("The function does not ask for the same operations every time.")
         self._asked += 1
         return known.structure.pack([self._seen(dtype) for _, dtype in known.kinds])
+
+    def each(self, function: Callable[[bytes], Any], texts: np.ndarray) -> np.ndarray:
+        """Returns the results, arrays or `bytes`, of a function of one string for a block of them.
+
+        Raises:
+            ValueError: They differ in shape.
+        """
+        if not texts.ndim:
+            return _stacked([function(texts.item())])[0, ...]
+        if self._most_callers == 1 or len(texts) == 1:
+            results = [function(text) for text in texts.tolist()]
+        else:
+            if self._threads is None:
+                self._threads = ThreadPool(self._most_callers, "unison-data-map")
+            results = [*self._threads.map(function, texts.tolist())]
+        return _stacked(results)
 
     def run(self, texts: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Returns the numbers for texts, and all texts.

@@ -35,13 +35,13 @@ from unison.tf.dispatch import CompositeTensor, dispatch_on_ragged
 from unison.tf.dtypes import named
 from unison.tf.host import HostTensor, ShapeTensor, size_tensor
 from unison.tf.patches import patch_operators
-from unison.tf.pending import PendingText
+from unison.tf.pending import PendingImage, PendingText
 from unison.tf.tensor_spec import TensorShape, broadcast_shapes, is_symbolic_size
 from unison.tf.text import StringTensor, is_text
 from unison.values import DistributedValues, Mirrored, no_common_value
 
 #: The classes of `isinstance(x, tf.Tensor)`.
-Tensor = jax.Array | HostTensor | PendingText
+Tensor = jax.Array | HostTensor | PendingText | PendingImage
 
 # -- common to the operations of `unison.tf` ------------------------------------------------
 
@@ -100,7 +100,8 @@ def is_variable(value: Any) -> builtins.bool:
     has_an_array = callable(getattr(value, "__jax_array__", None))
     has_several = isinstance(value, DistributedValues) and not isinstance(value, Mirrored)
     is_size = isinstance(value, ShapeTensor) or is_symbolic_size(value)
-    return has_an_array and not has_several and not is_size
+    is_pending = isinstance(value, PendingImage)
+    return has_an_array and not has_several and not is_size and not is_pending
 
 
 def axes(axis: Any) -> Any:
@@ -237,7 +238,7 @@ def convert_to_tensor(
         return _string_tensor(value, dtype)
     start_devices()
     wanted = None if dtype is None else tensor_dtype(dtype)
-    if is_variable(value):
+    if is_variable(value) or isinstance(value, PendingImage):
         value = value.__jax_array__()
     elif is_symbolic_size(value):
         value = size_tensor(value)
@@ -345,7 +346,8 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
     """Returns `x` with another dtype. TF: `tf.cast`."""
     if isinstance(x, StringTensor):
         return convert_to_tensor(x, dtype)
-    return convert_to_tensor(x).astype(tensor_dtype(dtype))
+    tensor = x if isinstance(x, PendingImage) else convert_to_tensor(x)
+    return tensor.astype(tensor_dtype(dtype))
 
 
 def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
@@ -553,7 +555,7 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
 
     TF: `tf.ensure_shape`.
     """
-    tensor = convert_to_tensor(x)
+    tensor = x if isinstance(x, PendingImage) else convert_to_tensor(x)
     if not TensorShape(tensor.shape).is_compatible_with(shape):
         raise InvalidArgumentError(
             message=f"tf.ensure_shape: expected the shape {shape}. Received: {tensor.shape}"

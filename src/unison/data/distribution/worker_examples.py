@@ -445,8 +445,10 @@ class _Renumbered:
     def on_blocks(self, inputs: Signature) -> BlockFunction | None:
         return self._of_all(self._function.on_blocks(inputs))
 
-    def on_text_blocks(self, sample: Leaves, structure: Structure) -> BlockFunction | None:
-        return self._of_all(self._function.on_text_blocks(sample, structure))
+    def on_text_blocks(
+        self, sample: Leaves, structure: Structure, most_callers: int
+    ) -> BlockFunction | None:
+        return self._of_all(self._function.on_text_blocks(sample, structure, most_callers))
 
     def _of_all(self, function: BlockFunction | None) -> BlockFunction | None:
         if function is None:

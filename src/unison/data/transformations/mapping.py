@@ -33,6 +33,9 @@ _SECONDS_WORTH_A_THREAD = 5e-4
 _MOST_COMPUTED = 256
 _GROWTH = 16
 
+#: The bytes of the rows that are computed at a time, if one row is not larger.
+_MOST_BYTES = 1 << 25
+
 #: The number of calls that `AUTOTUNE` measures; the first one, which may compile, is not counted.
 _MEASURED_CALLS = 4
 
@@ -141,7 +144,7 @@ class Map(Transformation):
         sample = self._input.sample()
         if sample is None or not any(map(is_text, sample)):
             return None
-        return self.function.on_text_blocks(sample, self._input.structure)
+        return self.function.on_text_blocks(sample, self._input.structure, self.most_callers)
 
     def _chunk_function(self) -> ChunkFunction:
         source, epoch = self._input, self.function.begin()
@@ -204,7 +207,9 @@ class _MappedRows(Rows):
 
     def _compute(self, index: int, before: _Computed) -> _Computed:
         if index == before.stop and index:
-            count = min((before.stop - before.start) * _GROWTH, _MOST_COMPUTED)
+            rows = before.stop - before.start
+            of_row = sum(leaf.nbytes for leaf in before.block) // rows
+            count = min(rows * _GROWTH, _MOST_COMPUTED, max(_MOST_BYTES // max(of_row, 1), 1))
             stop = min(index + count, len(self))
             try:
                 return _Computed(index, stop, self.slice(index, stop))

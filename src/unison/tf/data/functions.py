@@ -177,7 +177,7 @@ class TensorFunction(ElementFunction):
             if program is not None:
                 return program(leaves, epoch or self.begin(), index)
         elif self._holds_batches_of_text(leaves):
-            text_program = self._text_program(leaves, structure, is_block=False)
+            text_program = self._text_program(leaves, structure, False)
             if text_program is not None:
                 try:
                     return text_program.on_element(epoch or self.begin(), leaves, index)
@@ -220,14 +220,16 @@ class TensorFunction(ElementFunction):
             return None
         return functools.partial(program.on_block, self.begin())
 
-    def on_text_blocks(self, sample: Leaves, structure: Structure) -> BlockFunction | None:
-        program = self._text_program(sample, structure, is_block=True)
+    def on_text_blocks(
+        self, sample: Leaves, structure: Structure, most_callers: int
+    ) -> BlockFunction | None:
+        program = self._text_program(sample, structure, True, most_callers)
         if program is None or not program.takes_blocks:
             return None
         return functools.partial(self._on_text_block, program, structure, self.begin())
 
     def _text_program(
-        self, sample: Leaves, structure: Structure, is_block: bool
+        self, sample: Leaves, structure: Structure, is_block: bool, most_callers: int = 1
     ) -> _TextProgram | None:
         """Returns the compiled function of leaves like an element's, if it has one.
 
@@ -235,13 +237,15 @@ class TensorFunction(ElementFunction):
             sample: The leaves of an element, including text.
             structure: What is around them.
             is_block: Whether it will be called for blocks of elements.
+            most_callers: The number of threads that may compute the elements of a block.
         """
         kinds = tuple((shape_of(leaf), dtype_of(leaf)) for leaf in sample)
         key = (kinds, structure, is_block)
         programs = self._traces.text_programs
         if key not in programs and len(programs) < _EXACT_SIZES:
             rows = stack([sample]) if is_block else sample
-            host = HostOperations([leaf for leaf in rows if is_text(leaf)], is_block)
+            texts = [leaf for leaf in rows if is_text(leaf)]
+            host = HostOperations(texts, is_block, most_callers)
             traced = None if _debug else self._trace(kinds, structure, host)
             programs[key] = None if traced is None else _TextProgram(traced, host)
         found = programs.get(key)

@@ -94,9 +94,15 @@ def read_file(filename: Any, name: str | None = None) -> StringTensor:
 
     TF: `tf.io.read_file`.
     """
+
+    def content(path: Any) -> bytes:
+        with gfile.GFile(path, "rb") as file:
+            return bytes(file.read())
+
+    if isinstance(filename, PendingText):
+        return filename.each(content)
     needs_python("tf.io.read_file")
-    with gfile.GFile(filename, "rb") as file:
-        return StringTensor(file.read())
+    return StringTensor(content(filename))
 
 
 def write_file(filename: Any, contents: Any, name: str | None = None) -> None:

@@ -1,0 +1,218 @@
+"""Image files in pipelines: decoded in blocks before what is compiled, as one by one."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+
+import unison.tf as tf
+from unison.errors import InvalidArgumentError, NotFoundError
+
+Image = pytest.importorskip("PIL.Image")
+
+#: A JPEG file of 16 x 20 pixels, with colours of half the resolution.
+FILE = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAYEBQYFBAYGBQYHBwYIChAKCgkJChQODwwQFxQYGBcUFhYaHSUfGhsjHBYW"
+    "ICwgIyYnKSopGR8tMC0oMCUoKSj/2wBDAQcHBwoIChMKChMoGhYaKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgo"
+    "KCgoKCgoKCgoKCgoKCgoKCgoKCj/wAARCAAQABQDASIAAhEBAxEB/8QAFwAAAwEAAAAAAAAAAAAAAAAAAAQFBv/EACEQ"
+    "AAEDBAIDAQAAAAAAAAAAAAECAwQABQYREiETFCNB/8QAFgEBAQEAAAAAAAAAAAAAAAAABQIE/8QAJBEAAAUCBQUAAAAA"
+    "AAAAAAAAAAECAxIEEQUGITFhFEFDUXH/2gAMAwEAAhEDEQA/AL1pvLNkhSG4qw/5EkHid6pPBL0Icia64NFZJ0am4XiT"
+    "tiZkKlPqf5Drl3Samj7qg2eIKvys2YWah5zVEUl393BjaG6hCSS5A2/Jbe/A1kjMPsrTO+6Knt29BQCQN0UcWQJFKO/I"
+    "nrMfLRKrl8If/9k="
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "total"),
+    [
+        ({}, (16, 20, 3), 121943),
+        ({"dct_method": "INTEGER_FAST", "channels": 3}, (16, 20, 3), 121943),
+        ({"dct_method": "INTEGER_ACCURATE"}, (16, 20, 3), 122742),
+        ({"fancy_upscaling": False}, (16, 20, 3), 121906),
+        ({"channels": 1}, (16, 20, 1), 43736),
+    ],
+)
+def test_pixels_of_a_jpeg_file_are_those_of_tensorflow(options, shape, total):
+    pytest.importorskip("simplejpeg")
+    pixels = tf.io.decode_jpeg(FILE, **options).numpy()
+    assert (pixels.shape, pixels.dtype) == (shape, np.uint8)
+    assert pixels.astype(int).sum() == total  # TensorFlow 2.21
+
+
+@pytest.mark.parametrize("decode", [tf.io.decode_image, tf.io.decode_png])
+def test_other_operations_decode_jpeg_files_likewise(decode):
+    pytest.importorskip("simplejpeg")
+    assert decode(FILE).numpy().astype(int).sum() == 121943  # TensorFlow 2.21
+
+
+def test_a_method_that_does_not_exist():
+    with pytest.raises(InvalidArgumentError, match=r"'INTEGER_FAST'.*Received: 'FLOAT'"):
+        tf.io.decode_jpeg(FILE, dct_method="FLOAT")
+
+
+def files_of(sizes, kind="JPEG"):
+    random = np.random.default_rng(1)
+    files = []
+    for height, width in sizes:
+        coarse = Image.fromarray(random.integers(0, 256, (5, 4, 3), np.uint8))
+        file = io.BytesIO()
+        coarse.resize((width, height)).save(file, kind)
+        files.append(file.getvalue())
+    return files
+
+
+SAME = files_of([(12, 10)] * 9)
+SEVERAL = files_of([(12 + number, 30 - 2 * number) for number in range(9)])
+
+
+class Counted:
+    """A function, and how often Python has called it."""
+
+    def __init__(self, function):
+        self._function = function
+        self.calls = 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        return self._function(*args)
+
+
+def cut(file):
+    image = tf.io.decode_jpeg(file, channels=3)
+    return tf.cast(image[2:10, :8], tf.float32) / 255.0
+
+
+def shrunk(file):
+    image = tf.image.convert_image_dtype(tf.io.decode_jpeg(file, channels=3), tf.float32)
+    return tf.image.resize(image, [8, 7])
+
+
+def normalized(file):
+    image = tf.cast(tf.image.decode_image(file, expand_animations=False), tf.float32)
+    image.set_shape([None, None, 3])
+    return tf.image.resize(1.0 - (image / 127.5 - 1.0) * 2.0, (9, 11), "nearest")
+
+
+def enlarged(file):
+    image = tf.ensure_shape(tf.io.decode_jpeg(file), [None, None, 3])
+    return tf.image.resize(image, [33, 40], "bicubic") * 0.5
+
+
+def averaged(file):
+    return tf.image.resize(tf.io.decode_jpeg(file, channels=1), [5, 4], antialias=True)
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+@pytest.mark.parametrize(
+    ("function", "files"),
+    [
+        (cut, SAME),
+        (shrunk, SAME),
+        (shrunk, SEVERAL),
+        (normalized, SEVERAL),
+        (enlarged, SEVERAL),
+        (averaged, SEVERAL),
+    ],
+)
+def test_blocks_of_images_are_what_the_function_makes_of_each(function, files, threads):
+    counted = Counted(function)
+    dataset = tf.data.Dataset.from_tensor_slices(files).map(counted, num_parallel_calls=threads)
+    batches = [batch.numpy() for batch in dataset.batch(4)]
+    # What a program computes of a block is rounded otherwise than operations one by one.
+    expected = np.stack([function(file).numpy() for file in files])
+    np.testing.assert_allclose(np.concatenate(batches), expected, rtol=2e-6, atol=2e-4)
+    assert counted.calls < len(files)
+
+
+def test_images_of_several_sizes_are_elements_of_several_shapes():
+    dataset = tf.data.Dataset.from_tensor_slices(SEVERAL).map(tf.io.decode_jpeg)
+    shapes = [image.shape for image in dataset]
+    assert shapes == [(12 + number, 30 - 2 * number, 3) for number in range(9)]
+
+
+def test_labels_and_random_changes_beside_images():
+    def changed(file, label):
+        image = tf.image.resize(tf.io.decode_jpeg(file, channels=3), [6, 6])
+        return tf.image.random_flip_left_right(image), label + 1
+
+    tf.random.set_seed(3)
+    dataset = tf.data.Dataset.from_tensor_slices((SEVERAL, np.arange(9))).map(changed)
+    (batch,) = dataset.batch(9)
+    assert batch[1].numpy().tolist() == list(range(1, 10))
+    plain = np.stack([tf.image.resize(tf.io.decode_jpeg(file), [6, 6]) for file in SEVERAL])
+    flipped = plain[:, :, ::-1]
+    are = [np.allclose(ours, one, atol=1e-3) for ours, one in zip(batch[0], plain, strict=True)]
+    turned = [np.allclose(a, b, atol=1e-3) for a, b in zip(batch[0], flipped, strict=True)]
+    assert all(a != b for a, b in zip(are, turned, strict=True))
+    assert len({*are}) == 2
+
+
+def test_files_are_read_and_their_paths_kept(tmp_path):
+    for number, file in enumerate(SEVERAL):
+        (tmp_path / f"{number}.jpg").write_bytes(file)
+    counted = Counted(lambda path: (shrunk(tf.io.read_file(path)), path))
+    dataset = tf.data.Dataset.list_files(f"{tmp_path}/*.jpg", shuffle=False).map(counted)
+    ((images, paths),) = dataset.batch(9)
+    expected = np.stack([shrunk(file) for file in SEVERAL])
+    np.testing.assert_allclose(images.numpy(), expected, atol=1e-6)
+    assert paths.numpy()[0].endswith(b"/0.jpg")
+    assert counted.calls < len(SEVERAL)
+
+
+def test_images_in_records():
+    pytest.importorskip("google.protobuf")
+    examples = [
+        tf.train.Example(
+            features=tf.train.Features(
+                feature={
+                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[file])),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+                }
+            )
+        ).SerializeToString()
+        for number, file in enumerate(SEVERAL)
+    ]
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def parsed(record):
+        example = tf.io.parse_single_example(record, features)
+        return shrunk(example["image"]), example["label"]
+
+    counted = Counted(parsed)
+    ((images, labels),) = tf.data.Dataset.from_tensor_slices(examples).map(counted).batch(9)
+    np.testing.assert_allclose(images, np.stack([shrunk(f) for f in SEVERAL]), atol=1e-6)
+    assert labels.numpy().tolist() == list(range(9))
+    assert counted.calls < len(SEVERAL)
+
+
+def test_a_corrupt_file_is_named_by_its_element():
+    files = [*SEVERAL[:5], b"no image", *SEVERAL[5:]]
+    dataset = tf.data.Dataset.from_tensor_slices(files).map(shrunk).batch(4)
+    with pytest.raises(InvalidArgumentError, match="element 5") as caught:
+        list(dataset)
+    assert "They begin with b'no image'" in f"{caught.value} {caught.value.__notes__}"
+
+
+def test_a_missing_file_is_not_found(tmp_path):
+    paths = [f"{tmp_path}/none.jpg"]
+    with pytest.raises(NotFoundError, match=r"none\.jpg"):
+        list(tf.data.Dataset.from_tensor_slices(paths).map(tf.io.read_file))
+
+
+def test_large_rows_are_not_computed_far_ahead():
+    calls = []
+
+    def large(file):
+        image = tf.image.resize(tf.io.decode_jpeg(file, channels=3), [900, 900])
+        calls.append(file)
+        return image
+
+    files = files_of([(4, 4)] * 40)
+    dataset = tf.data.Dataset.from_tensor_slices(files).map(large)
+    taken = iter(dataset)
+    sizes = [next(taken).nbytes for _ in range(3)]
+    assert sizes == [900 * 900 * 3 * 4] * 3
