@@ -3,11 +3,13 @@
 import base64
 import io
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import unison.tf as tf
 from unison.errors import InvalidArgumentError, NotFoundError
+from unison.tf import image_files, pending
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -216,3 +218,51 @@ def test_large_rows_are_not_computed_far_ahead():
     taken = iter(dataset)
     sizes = [next(taken).nbytes for _ in range(3)]
     assert sizes == [900 * 900 * 3 * 4] * 3
+
+
+def test_blocks_are_not_tried_for_ever_where_sizes_differ(monkeypatch):
+    counted = Counted(lambda file: tf.image.flip_left_right(tf.io.decode_jpeg(file, channels=3)))
+    dataset = tf.data.Dataset.from_tensor_slices(SEVERAL * 4).map(counted).padded_batch(3)
+    assert sum(len(batch) for batch in dataset) == 36
+    blocks = []
+    stacked = pending._stacked
+    monkeypatch.setattr(pending, "_stacked", lambda results: blocks.append(1) or stacked(results))
+    assert sum(len(batch) for batch in dataset) == 36
+    assert not blocks
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda image: tf.cast(image == 255, tf.int32),
+        lambda image: -(tf.cast(image, tf.float32) ** 2),
+        lambda image: tf.cast(image > 3, tf.int32) + tf.shape(image)[0],
+        lambda image: 7.0 / (tf.cast(image, tf.float32) + 1.0) % 2.0,
+        lambda image: tf.stack(list(tf.cast(image, tf.float32))),
+        lambda image: jnp.sum(image, axis=(0, 1)),
+        lambda image: image if tf.reduce_sum(tf.cast(image, tf.int32)) > 90_000 else 255 - image,
+        lambda image: tf.cast(image, tf.float16) / 255 + tf.constant(1.0, tf.float16),
+    ],
+)
+def test_pixels_are_what_any_operation_takes(function):
+    dataset = tf.data.Dataset.from_tensor_slices(SAME)
+    (batch,) = dataset.map(lambda file: function(tf.io.decode_jpeg(file))).batch(9)
+    expected = np.stack([function(tf.io.decode_jpeg(file)) for file in SAME])
+    np.testing.assert_allclose(batch, expected, rtol=1e-3, atol=1e-6)
+    assert batch.dtype == expected.dtype
+
+
+def test_a_file_is_decoded_once(monkeypatch):
+    decoded = []
+    pixels = image_files._jpeg_pixels
+    monkeypatch.setattr(
+        image_files, "_jpeg_pixels", lambda *args: decoded.append(1) or pixels(*args)
+    )
+
+    def function(file):
+        image = tf.cast(tf.io.decode_jpeg(file), tf.float32)
+        return image[:3] + image[3:6], tf.shape(image), image / 255.0
+
+    list(tf.data.Dataset.from_tensor_slices(SAME).map(function).batch(9))
+    traces = 3  # with a sample, to know what comes out of it
+    assert len(SAME) <= len(decoded) <= len(SAME) + traces

@@ -119,14 +119,14 @@ def _decoded(
 
     Args:
         contents: The bytes of the file.
-        pixels: Returns a file's pixels; see `PendingImage`.
+        pixels: Returns a file's pixels; see `PendingImage.of_file`.
         channels: Their channels; 0 or None for those of the file.
         dtype: Their dtype.
     """
     if channels not in (None, 0, *_MODES):
         raise InvalidArgumentError(message=f"channels must be 0, 1, 3 or 4. Received: {channels}")
     if isinstance(contents, PendingText):
-        return PendingImage(contents, pixels, tensor_dtype(dtype), channels or None)
+        return PendingImage.of_file(contents, pixels, tensor_dtype(dtype), channels or None)
     return convert_to_tensor(pixels(_contents(contents)))
 
 

@@ -108,6 +108,37 @@ class _Step:
         return getattr(np, self.name)(*pair, out=pixels)
 
 
+class DifferentSizesError(ValueError):
+    """The elements of a block differ in size."""
+
+
+def _through_tensor(name: str) -> Any:
+    """Returns a method that is the tensor's."""
+
+    def method(self: PendingImage, *args: Any) -> Any:
+        return getattr(self.tensor(), name)(*args)
+
+    return method
+
+
+class _File:
+    """An image file whose pixels a program asks for.
+
+    Args:
+        content: The content of the file.
+        pixels: See `PendingImage`.
+    """
+
+    def __init__(self, content: PendingText, pixels: Callable[..., np.ndarray]):
+        self.content = content
+        self.pixels = pixels
+
+    @functools.cached_property
+    def tensor(self) -> Any:
+        """The program's form of the pixels, which are decoded once."""
+        return self.content.each(self.pixels)
+
+
 class PendingImage:
     """The pixels of an image file, whose height and width only a run has.
 
@@ -115,31 +146,41 @@ class PendingImage:
     tensor of the images of a block, which must be of one size.
 
     Args:
-        file: The content of the file.
-        pixels: Returns an image's pixels, `[height, width, channels]`, given the content of the
-            file, and whether they are not used after the thread's next call.
-        dtype: Their dtype, after all `steps`.
+        file: The file.
+        dtype: The dtype of the pixels, after all `steps`.
         channels: Their number, if it is known.
         steps: What is computed of each pixel.
     """
 
-    __hash__ = None  # type: ignore[assignment]
     # Arrays of NumPy and JAX leave operators to this class.
     __array_priority__ = 200
 
     def __init__(
-        self,
-        file: PendingText,
-        pixels: Callable[..., np.ndarray],
-        dtype: np.dtype,
-        channels: int | None,
-        steps: tuple[_Step, ...] = (),
+        self, file: _File, dtype: np.dtype, channels: int | None, steps: tuple[_Step, ...] = ()
     ):
         self._file = file
-        self._pixels = pixels
         self._steps = steps
         self.dtype = dtype
         self.channels = channels
+
+    @classmethod
+    def of_file(
+        cls,
+        content: PendingText,
+        pixels: Callable[..., np.ndarray],
+        dtype: np.dtype,
+        channels: int | None,
+    ) -> PendingImage:
+        """Returns the pixels of a file.
+
+        Args:
+            content: The content of the file.
+            pixels: Returns an image's pixels, `[height, width, channels]`, given the content of the
+                file, and whether they are not used after the thread's next call.
+            dtype: Their dtype.
+            channels: The number of channels, if it is known.
+        """
+        return cls(_File(content, pixels), dtype, channels)
 
     @property
     def shape(self) -> TensorShape:
@@ -160,23 +201,23 @@ class PendingImage:
         return self.tensor().astype(dtype)
 
     def _then(self, step: _Step, dtype: np.dtype) -> PendingImage:
-        steps = (*self._steps, step)
-        return PendingImage(self._file, self._pixels, dtype, self.channels, steps)
+        return PendingImage(self._file, dtype, self.channels, (*self._steps, step))
 
     def resized(self, function: Callable[[np.ndarray], np.ndarray]) -> Any:
         """Returns the program's form of what brings images to one size."""
+        decoded, steps = self._file.pixels, self._steps
 
-        def result(file: bytes) -> np.ndarray:
-            pixels = self._pixels(file, True)
-            for step in self._steps:
+        def result(content: bytes) -> np.ndarray:
+            pixels = decoded(content, True)
+            for step in steps:
                 pixels = step.on_host(pixels)
             return function(pixels)
 
-        return self._file.each(result)
+        return self._file.content.each(result)
 
     def tensor(self) -> Any:
         """Returns the program's form of the images of a block, which must be of one size."""
-        pixels = self._file.each(self._pixels)
+        pixels = self._file.tensor
         for step in self._steps:
             pixels = step(pixels)
         return pixels
@@ -209,18 +250,27 @@ class PendingImage:
     def __truediv__(self, other: Any) -> Any:
         return self._with_number("divide", other)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self.tensor()[index]
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor(), name)
 
     def __jax_array__(self) -> Any:
         return self.tensor()
 
+    __getitem__, __len__ = map(_through_tensor, ("__getitem__", "__len__"))
+    __iter__, __bool__ = map(_through_tensor, ("__iter__", "__bool__"))
+    __eq__, __ne__ = map(_through_tensor, ("__eq__", "__ne__"))
+    __lt__, __le__ = map(_through_tensor, ("__lt__", "__le__"))
+    __gt__, __ge__ = map(_through_tensor, ("__gt__", "__ge__"))
+    __neg__, __abs__ = map(_through_tensor, ("__neg__", "__abs__"))
+    __pow__, __rtruediv__ = map(_through_tensor, ("__pow__", "__rtruediv__"))
+    __mod__, __floordiv__ = map(_through_tensor, ("__mod__", "__floordiv__"))
+    __hash__ = None  # type: ignore[assignment]
+
 
 def _stacked(results: list[Any]) -> np.ndarray:
     if not isinstance(results[0], bytes):
+        if len({result.shape for result in results}) > 1:
+            raise DifferentSizesError(f"Received: {results[0].shape}, {results[1].shape}, ...")
         return np.stack(results)
     texts = np.empty(len(results), dtype=object)
     texts[:] = results
@@ -308,7 +358,7 @@ class HostOperations:
         """Returns the results, arrays or `bytes`, of a function of one string for a block of them.
 
         Raises:
-            ValueError: They differ in shape.
+            DifferentSizesError: They differ in shape.
         """
         if not texts.ndim:
             return _stacked([function(texts.item())])[0, ...]
@@ -324,7 +374,7 @@ class HostOperations:
         """Returns the numbers for texts, and all texts.
 
         Raises:
-            ValueError: They are not of the kinds that the sample's are.
+            DifferentSizesError: They are not of the kinds that the sample's are.
         """
         texts = list(texts)
         numbers: list[np.ndarray] = []
@@ -332,7 +382,7 @@ class HostOperations:
             found, structure = flatten(known.operation(texts[known.place]))
             kinds = self._kinds_of(found)
             if structure != known.structure or kinds != known.kinds:
-                raise ValueError(f"Expected arrays of {known.kinds}. Received: {kinds}")
+                raise DifferentSizesError(f"Expected: {known.kinds}. Received: {kinds}")
             for array in found:
                 (texts if array.dtype.kind == "O" else numbers).append(array)
         return numbers, texts

@@ -47,7 +47,7 @@ from unison.program.tracing import traced
 from unison.runtime.precision import array_type, device_array
 from unison.runtime.private_jax import nothing_is_traced
 from unison.strategies.default import default_strategy
-from unison.tf.pending import HostOperations, PendingText
+from unison.tf.pending import DifferentSizesError, HostOperations, PendingText
 from unison.tf.tensors import convert_to_tensor, start_devices
 from unison.thread_local import ThreadLocal
 
@@ -56,6 +56,9 @@ logger = logging.getLogger("unison")
 #: The number of block sizes that are compiled as they are; others are padded to the next power of
 #: 2.
 _EXACT_SIZES = 4
+
+#: The number of blocks that are tried if the sizes of elements differ.
+_MOST_FAILURES = 2
 
 #: Sizes that stand for one that is not known while shapes are inferred.
 _STAND_INS = (2, 3)
@@ -261,13 +264,15 @@ class TensorFunction(ElementFunction):
         block: Leaves,
         indices: np.ndarray,
     ) -> Leaves:
-        try:
-            return program.on_block(epoch, block, indices)
-        except Exception as error:
-            if is_of_a_signal_handler(error):
-                raise
-            # One by one it is known which element it is, if any: they may only differ in size.
-            logger.debug("A block of the dataset is computed one by one: %s", error)
+        if program.failures < _MOST_FAILURES:
+            try:
+                return program.on_block(epoch, block, indices)
+            except Exception as error:
+                if is_of_a_signal_handler(error):
+                    raise
+                # One by one it is known which element it is, if any: they may only differ in size.
+                logger.debug("A block of the dataset is computed one by one: %s", error)
+                program.failures += isinstance(error, DifferentSizesError)
         results = []
         for row, index in enumerate(indices.tolist()):
             try:
@@ -624,10 +629,12 @@ class _TextProgram:
     Attributes:
         program: What it computes of numbers: those of the element, and those out of its text.
         host: What makes numbers of text.
+        failures: The number of blocks whose elements did not fit together.
     """
 
     program: _Program
     host: HostOperations
+    failures: int = 0
 
     @property
     def takes_blocks(self) -> bool:
