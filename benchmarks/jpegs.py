@@ -29,32 +29,24 @@ _DIFFERENT = 64
 @functools.cache
 def encoded() -> list[bytes]:
     """Returns the files: smooth random images."""
-    from PIL import Image
-
     generator = np.random.default_rng(5)
-    files = []
-    for _ in range(_DIFFERENT):
-        coarse = Image.fromarray(generator.integers(0, 256, (20, 20, 3), np.uint8))
-        file = io.BytesIO()
-        coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-        files.append(file.getvalue())
-    return files
+    return [_smooth(generator, SIDE, SIDE) for _ in range(_DIFFERENT)]
 
 
 @functools.cache
 def of_several_sizes() -> list[bytes]:
     """Returns files of smooth random images, whose sides have 300 to 500 pixels."""
+    generator = np.random.default_rng(6)
+    return [_smooth(generator, *generator.integers(300, 501, 2)) for _ in range(_DIFFERENT)]
+
+
+def _smooth(generator: np.random.Generator, width: int, height: int) -> bytes:
     from PIL import Image
 
-    generator = np.random.default_rng(6)
-    files = []
-    for _ in range(_DIFFERENT):
-        coarse = Image.fromarray(generator.integers(0, 256, (20, 20, 3), np.uint8))
-        file = io.BytesIO()
-        size = generator.integers(300, 501, 2)
-        coarse.resize(tuple(size), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-        files.append(file.getvalue())
-    return files
+    file = io.BytesIO()
+    coarse = Image.fromarray(generator.integers(0, 256, (20, 20, 3), np.uint8))
+    coarse.resize((width, height), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 def files_of(work: ImageInputWork) -> tuple[list[bytes], np.ndarray]:
