@@ -164,6 +164,7 @@ _IMAGE_INPUT_ENTRIES = [
 
 _SERVICE_ENTRIES = [
     Entry("unison", "unison", "service_unison", (ServiceWork,), {}),
+    Entry("unison.tf", "unison", "service_unison", (ServiceWork,), {}, "drop_in"),
     Entry("tf", "tf", "service_tf", (ServiceWork,), {}),
     Entry("tf uncompressed", "tf", "service_tf", (ServiceWork,), {}, "uncompressed"),
 ]

@@ -9,7 +9,7 @@ import pytest
 
 import unison.tf as tf
 from unison.errors import InvalidArgumentError, NotFoundError
-from unison.tf import image_files, pending
+from unison.tf import image, image_files, pending
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -266,3 +266,20 @@ def test_a_file_is_decoded_once(monkeypatch):
     list(tf.data.Dataset.from_tensor_slices(SAME).map(function).batch(9))
     traces = 3  # with a sample, to know what comes out of it
     assert len(SAME) <= len(decoded) <= len(SAME) + traces
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic", "lanczos3", "area", "nearest"])
+@pytest.mark.parametrize("size", [(40, 33), (7, 9), (29, 64)])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_every_way_to_resize_gives_the_same(monkeypatch, method, size, antialias):
+    images = np.random.default_rng(2).random((2, 29, 64, 3), np.float32)
+
+    def resized(given):
+        return np.asarray(image._resized(given, *size, tf.image.ResizeMethod(method), antialias))
+
+    by_terms = resized(jnp.asarray(images))
+    on_host = np.stack([resized(each) for each in images])
+    monkeypatch.setattr(image, "_is_for_cpu", lambda: False)
+    by_products = resized(jnp.asarray(images))
+    np.testing.assert_allclose(by_terms, by_products, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(on_host, by_products, rtol=1e-5, atol=1e-6)

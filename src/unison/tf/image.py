@@ -223,6 +223,15 @@ def resize(
     return _resized(images, rows, columns, ResizeMethod(method), antialias)
 
 
+def _is_for_cpu() -> bool:
+    """Whether what is computed is computed on a CPU, which is quick to gather.
+
+    Accelerators are quicker to multiply matrices.
+    """
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return jax.default_backend() == "cpu" if device is None else device.platform == "cpu"
+
+
 def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antialias: bool) -> Any:
     """Returns images, an array of NumPy's or JAX's, in another size; see `resize`."""
     height, width, channels = images.shape[-3:]
@@ -240,7 +249,7 @@ def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antiali
         )
         if down is not None and across is not None and is_on_host:
             return scaled_on_host(images, down, across)
-        if down is not None and across is not None:
+        if down is not None and across is not None and _is_for_cpu():
             return scaled(scaled(images, images.ndim - 3, down), images.ndim - 2, across)
     xp = np if is_on_host else jnp
     of_rows, of_columns = (
