@@ -283,3 +283,18 @@ def test_every_way_to_resize_gives_the_same(monkeypatch, method, size, antialias
     by_products = resized(jnp.asarray(images))
     np.testing.assert_allclose(by_terms, by_products, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(on_host, by_products, rtol=1e-5, atol=1e-6)
+
+
+def test_the_frames_of_an_animation_are_resized_each():
+    random = np.random.default_rng(4)
+    frames = [Image.fromarray(random.integers(0, 256, (8, 16, 3), np.uint8)) for _ in range(9)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+
+    def resized(content):
+        return tf.image.resize(tf.io.decode_image(content), [40, 5])
+
+    (batch,) = tf.data.Dataset.from_tensor_slices([file.getvalue()] * 2).map(resized).batch(2)
+    expected = np.stack([resized(file.getvalue())] * 2)
+    assert expected.shape == (2, 9, 40, 5, 3)
+    np.testing.assert_allclose(batch, expected, rtol=1e-5, atol=1e-3)

@@ -247,9 +247,9 @@ def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antiali
         across = scaling_terms(
             width, columns, method.value, antialias, channels if is_on_host else 1
         )
-        if down is not None and across is not None and is_on_host:
+        if down is not None and across is not None and is_on_host and images.ndim == 3:
             return scaled_on_host(images, down, across)
-        if down is not None and across is not None and _is_for_cpu():
+        if down is not None and across is not None and not is_on_host and _is_for_cpu():
             return scaled(scaled(images, images.ndim - 3, down), images.ndim - 2, across)
     xp = np if is_on_host else jnp
     of_rows, of_columns = (
