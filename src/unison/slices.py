@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numpy.lib.array_utils import normalize_axis_index
 
 from unison.errors import InvalidArgumentError
 from unison.runtime.private_jax import constant_value
@@ -183,9 +184,9 @@ def take(array: jax.Array, indices: jax.Array, axis: int | None = None) -> jax.A
     JAX returns a constant there. On a replica without examples, a sum over the replicas behind it
     would have no gradient, and be left out of the sums of the gradients of the others.
     """
-    if indices.size or axis is None:
+    if indices.size or axis is None or not jnp.issubdtype(indices.dtype, jnp.integer):
         return jnp.take(array, indices, axis=axis)
-    axis %= array.ndim
+    axis = normalize_axis_index(axis, array.ndim)
     none = lax.slice_in_dim(array, 0, 0, axis=axis)
     return none.reshape((*array.shape[:axis], *indices.shape, *array.shape[axis + 1 :]))
 

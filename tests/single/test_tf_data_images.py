@@ -2,7 +2,9 @@
 
 import base64
 import io
+import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -298,3 +300,69 @@ def test_the_frames_of_an_animation_are_resized_each():
     expected = np.stack([resized(file.getvalue())] * 2)
     assert expected.shape == (2, 9, 40, 5, 3)
     np.testing.assert_allclose(batch, expected, rtol=1e-5, atol=1e-3)
+
+
+def test_grey_pixels_of_16_bits_become_colours():
+    pixels = np.array([[0, 256, 65535], [40000, 5, 300]], np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    colours = tf.io.decode_png(file.getvalue(), channels=3).numpy()
+    assert (colours == (pixels >> 8)[..., None]).all()  # as in TensorFlow
+    deep = tf.io.decode_png(file.getvalue(), channels=4, dtype=tf.uint16).numpy()
+    assert (deep[..., :3] == pixels[..., None]).all()
+    assert (deep[..., 3] == 65535).all()
+
+
+def test_pixels_as_floats_are_those_of_the_bytes():
+    pytest.importorskip("simplejpeg")
+    floats = tf.io.decode_image(FILE, dtype=tf.float32).numpy()
+    np.testing.assert_array_equal(floats, tf.io.decode_image(FILE).numpy().astype("f4") / 255)
+
+
+def test_draws_do_not_depend_on_the_batches_that_images_are_in():
+    def drawn(size, files, function):
+        tf.random.set_seed(3)
+        dataset = tf.data.Dataset.from_tensor_slices(files).map(function)
+        return np.concatenate([*dataset.batch(size)]).tolist()
+
+    def of_any(file):
+        image = tf.cast(tf.io.decode_jpeg(file), tf.float32)
+        return tf.random.uniform([]) + 0.0 * tf.reduce_mean(image)
+
+    def of_one(file):
+        image = tf.io.decode_jpeg(file)
+        image.set_shape([12, 10, 3])
+        return tf.random.uniform([]) + 0.0 * tf.reduce_mean(tf.cast(image, tf.float32))
+
+    for files, function in ((SAME[:4] + SEVERAL[:4], of_any), (SAME, of_one)):
+        assert drawn(1, files, function) == drawn(3, files, function)
+    counted = Counted(of_one)
+    drawn(3, SAME, counted)
+    assert counted.calls < len(SAME)
+
+
+def test_an_image_that_may_have_frames_has_no_known_shape():
+    ranks = []
+
+    def function(file):
+        ranks.append(tf.io.decode_image(file).shape.rank)
+        ranks.append(tf.io.decode_image(file, expand_animations=False).shape.rank)
+        return tf.image.resize(tf.io.decode_image(file), [4, 4])
+
+    (batch,) = tf.data.Dataset.from_tensor_slices(SAME).map(function).batch(9)
+    assert batch.shape == (9, 4, 4, 3)
+    assert ranks[:2] == [None, 3]
+
+
+def test_resized_images_are_float32():
+    images = np.ones((1, 64, 64, 3))
+    for size in ([8, 8], [64, 64], [63, 2]):
+        assert tf.image.resize(tf.constant(images, tf.float64), size).dtype == np.float32
+    with jax.default_device("cpu"):
+        assert tf.image.resize(images, [8, 8]).shape == (1, 8, 8, 3)
+
+
+def test_threads_of_a_map_end_with_the_block():
+    dataset = tf.data.Dataset.from_tensor_slices(SEVERAL).map(shrunk, num_parallel_calls=4)
+    assert sum(len(batch) for batch in dataset.batch(4)) == 9
+    assert not [t for t in threading.enumerate() if t.name.startswith("unison-data-map")]

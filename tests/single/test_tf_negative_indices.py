@@ -72,3 +72,11 @@ def test_gradients_of_a_gather_leave_the_last_row_alone():
 
     result = gradient(tf.constant(ROWS), tf.constant([1, -1]))
     np.testing.assert_array_equal(tf.convert_to_tensor(result), [[0, 0], [1, 1], [0, 0]])
+
+
+def test_lookups_of_no_indices_check_the_axis():
+    none = np.zeros((0,), np.int32)
+    assert tf.keras.ops.take(np.ones((3, 2)), none, axis=-1).shape == (3, 0)
+    for table, axis in ((np.ones((3, 2)), 7), (np.ones(()), 0)):
+        with pytest.raises(ValueError, match="out of bounds"):
+            tf.keras.ops.take(table, none, axis=axis)

@@ -15,8 +15,10 @@ import pytest
 
 import unison
 import unison.tf as tf
+from unison.errors import NotFoundError
 from unison.runtime.devices import prepare_backend
 from unison.saving import load, save
+from unison.storage import files
 
 pytestmark = pytest.mark.soak
 
@@ -242,6 +244,76 @@ found = np.zeros_like(x)
 ctypes.memmove(found.ctypes.data, library.TF_TensorData(pointer(results[0])), found.nbytes)
 print(json.dumps(found.tolist()))
 """
+
+
+class Others(tf.Module):
+    """Has functions of several shapes, 64 bits, any names, and no results."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = tf.Variable(np.int64(2**40))
+
+    @tf.function
+    def doubled(self, x):
+        return 2 * x
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="a-b")])
+    def counted(self, ids):
+        return ids + self.count
+
+    @tf.function(input_signature=[])
+    def nothing(self):
+        return None
+
+
+OF_OTHERS = """
+loaded = tf.saved_model.load(sys.argv[1])
+counted = loaded.counted(tf.constant([1, 2], tf.int64))
+named = loaded.signatures["with names"](self_=tf.ones((1,)), arg_1x=tf.ones((2, 1)))
+print(json.dumps({
+    "doubled": [loaded.doubled(tf.ones(shape)).shape.as_list() for shape in ((2,), (3,), (2, 2))],
+    "counted": counted.numpy().tolist(),
+    "nothing": loaded.nothing() is None,
+    "named": {name: float(value) for name, value in named.items()},
+    "signature": loaded.signatures["counted"](a_b=counted * 0)["output_0"].numpy().tolist(),
+}))
+"""
+
+
+def test_functions_of_several_shapes_of_64_bits_and_with_any_names(tmp_path):
+    module = Others()
+    for shape in ((2,), (3,), (2, 2)):
+        module.doubled(np.ones(shape, np.float32))
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([1], tf.float32, name="self"),
+            tf.TensorSpec([None, 1], tf.float32, name="1x"),
+        ]
+    )
+    def named(one, other):
+        return {"difference": tf.reduce_sum(other) - 3.0 * tf.reduce_sum(one)}
+
+    signatures = {"with names": named, "counted": module.counted}
+    save(module, tmp_path / "model", signatures, format="tensorflow")
+    assert served(OF_OTHERS, tmp_path / "model") == {
+        "doubled": [[2], [3], [2, 2]],
+        "counted": [2**40 + 1, 2**40 + 2],
+        "nothing": True,
+        "named": {"difference": -1.0},
+        "signature": [2**40, 2**40],
+    }
+
+
+def test_a_remote_folder_holds_the_format_that_was_saved_last():
+    folder = "memory://saved/in/turn"
+    save(Scale(), folder)
+    save(Scale(), folder, format="tensorflow")
+    with pytest.raises(NotFoundError, match="TensorFlow saved"):
+        load(folder)
+    save(Scale(), folder)
+    assert not files.exists(f"{folder}/saved_model.pb")
+    assert float(load(folder).factor) == 2.0
 
 
 def test_the_loader_of_tensorflow_serving_loads_and_runs_a_model(tmp_path):

@@ -114,11 +114,6 @@ class SavedSignature:
         """Its program, as functions have several."""
         return [self.program]
 
-    def as_function(self) -> SavedFunction:
-        """Returns the function of keyword arguments of this signature."""
-        arrays = inspect.Parameter("arrays", inspect.Parameter.VAR_KEYWORD)
-        return SavedFunction(self.__name__, inspect.Signature([arrays]), self.programs, False)
-
     @property
     def structured_input_signature(self) -> tuple[tuple, dict[str, ArraySpec]]:
         """`((), specs)` with the spec of every argument."""

@@ -132,7 +132,8 @@ def write_object(
         gather(saved)
 
     def write() -> None:
-        with atomic.replacing_folder(path, last=index) as aside:
+        others = [other for _, other in _WRITERS.values() if other != index]
+        with atomic.replacing_folder(path, index, others) as aside:
             write_into(saved, aside)
             happened("checkpoint")
 

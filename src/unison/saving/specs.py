@@ -109,8 +109,10 @@ def arrays_for(
 
 def described(value: Any) -> Any:
     """Returns an `ArraySpec` for an array, and anything else unchanged."""
-    has_shape = hasattr(value, "shape") and hasattr(value, "dtype")
-    return ArraySpec(tuple(value.shape), np.dtype(value.dtype)) if has_shape else value
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return value
+    dtype = getattr(value.dtype, "as_numpy_dtype", value.dtype)  # of TensorFlow's tensors
+    return ArraySpec(tuple(value.shape), np.dtype(dtype))
 
 
 def shown(structure: Any) -> str:

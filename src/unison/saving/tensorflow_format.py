@@ -8,8 +8,9 @@ TensorFlow must be installed here; what serves the model needs neither JAX nor U
 from __future__ import annotations
 
 import importlib
+import keyword
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -80,13 +81,20 @@ class _Counterparts:
 
     def of_root(self) -> tuple[Any, dict[str, Any]]:
         """Returns the counterpart of the object itself, and its signatures by name."""
-        signatures = {}
-        for name, signature in self._saved.signatures.items():
-            specs = signature.structured_input_signature[1]
-            function = self._function(signature.as_function())
-            tensors = {key: self._tensor(specs[key], key) for key in specs}
-            signatures[name] = function.get_concrete_function(**tensors)
+        signatures = {name: self._signature(each) for name, each in self._saved.signatures.items()}
         return self._object(0), signatures
+
+    def _signature(self, signature: SavedSignature) -> Any:
+        """Returns the function of TensorFlow of named tensors."""
+        specs = signature.structured_input_signature[1]
+        names = _valid_names(specs)
+
+        def called(**tensors: Any) -> Any:
+            # Programs take named arrays in the order of their own names.
+            return self._run(signature.program, [tensors[names[key]] for key in sorted(specs)])
+
+        tensors = {names[key]: self._tensor(specs[key], names[key]) for key in specs}
+        return self._tf.function(called, autograph=False).get_concrete_function(**tensors)
 
     def _variable(self, number: int, owner: Any) -> Any:
         value = self._saved.arrays[str(self._saved.nodes[number].variable)]
@@ -113,7 +121,7 @@ class _Counterparts:
     def _traced(self, function: SavedFunction | SavedSignature) -> Any:
         """Returns a function that TensorFlow saves for all signatures."""
         if isinstance(function, SavedSignature):
-            function = function.as_function()
+            return self._signature(function)
         made = self._function(function)
         for program in function.programs:
             args, kwargs = jax.tree.map(self._tensor, program.inputs)
@@ -141,6 +149,19 @@ class _Counterparts:
         for variable, value in zip(program.assigned, results[count:], strict=True):
             self._variables[id(variable)].assign(value)
         return jax.tree.unflatten(jax.tree.structure(program.outputs), results[:count])
+
+
+def _valid_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns the names of arguments by which TensorFlow knows arrays of any names."""
+    valid: dict[str, str] = {}
+    for name in names:
+        made = re.sub(r"[^0-9A-Za-z_]", "_", name)
+        if not made[:1].isalpha():
+            made = f"arg_{made.lstrip('_')}"
+        while keyword.iskeyword(made) or made == "self" or made in valid.values():
+            made += "_"
+        valid[name] = made
+    return valid
 
 
 def _fitting(value: Any, spec: ArraySpec) -> Any:
@@ -171,6 +192,8 @@ def _differentiable(tf: ModuleType, program: SavedProgram) -> Callable[..., Sequ
 
         return run
 
+    if not of_any.out_avals:
+        return lambda *tensors: ()
     forward = by_batch(_forward)
     if not of_any.has_vjp():
         return forward  # which tells who asks for the gradient that there is none
@@ -245,6 +268,7 @@ def _converted(
     def call(*tensors: Any) -> Any:
         # In a branch for empty batches, TensorFlow does not know that a size is zero.
         pairs = zip(tensors, shapes, strict=True)
-        return converted(*[tf.ensure_shape(tensor, shape) for tensor, shape in pairs])
+        with jax.enable_x64(True):  # programs have the dtypes that they were saved with
+            return converted(*[tf.ensure_shape(tensor, shape) for tensor, shape in pairs])
 
     return call

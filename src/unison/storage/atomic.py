@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO
 
 from unison.storage import writers
@@ -94,7 +94,7 @@ def replacing_path(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def replacing_folder(path: str, last: str) -> Iterator[str]:
+def replacing_folder(path: str, last: str, others: Iterable[str] = ()) -> Iterator[str]:
     """Yields a new folder; when the block ends without an error, it replaces `path`.
 
     Locally, this is atomic, as in `replacing`. Elsewhere, files are written one by one: from the
@@ -103,12 +103,14 @@ def replacing_folder(path: str, last: str) -> Iterator[str]:
     Args:
         path: The folder.
         last: The name of a file in it.
+        others: The names of such files of other formats, which the folder may hold.
     """
     with named_errors(path):
         if is_remote(path):
             with temporary_folder("upload") as new_folder:
                 yield new_folder
-                remove(os.path.join(path, last))
+                for name in (last, *others):
+                    remove(os.path.join(path, name))
                 _upload(new_folder, path, last)
             return
         with aside(path) as new:

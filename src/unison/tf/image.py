@@ -229,7 +229,9 @@ def _is_for_cpu() -> bool:
     Accelerators are quicker to multiply matrices.
     """
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return jax.default_backend() == "cpu" if device is None else device.platform == "cpu"
+    if device is None:
+        return jax.default_backend() == "cpu"
+    return (device if isinstance(device, str) else device.platform) == "cpu"
 
 
 def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antialias: bool) -> Any:
@@ -250,7 +252,8 @@ def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antiali
         if down is not None and across is not None and is_on_host and images.ndim == 3:
             return scaled_on_host(images, down, across)
         if down is not None and across is not None and not is_on_host and _is_for_cpu():
-            return scaled(scaled(images, images.ndim - 3, down), images.ndim - 2, across)
+            rows_scaled = scaled(images.astype(jnp.float32), images.ndim - 3, down)
+            return scaled(rows_scaled, images.ndim - 2, across)
     xp = np if is_on_host else jnp
     of_rows, of_columns = (
         xp.asarray(scaling_weights(before, after, method.value, antialias), np.float32)

@@ -20,6 +20,7 @@ import numpy as np
 from unison.errors import InvalidArgumentError, OpError
 from unison.tf import dtypes
 from unison.tf.pending import PendingImage, PendingText
+from unison.tf.tensor_spec import TensorShape
 from unison.tf.tensors import convert_to_tensor, tensor_dtype
 from unison.tf.text import StringTensor, is_text
 from unison.thread_local import ThreadLocal
@@ -86,15 +87,19 @@ def _decoding() -> Iterator[None]:
 
 def _pixels(image: Any, channels: int | None, dtype: np.dtype) -> np.ndarray:
     """Returns the pixels, of the shape `[height, width, channels]`."""
-    is_deep = image.mode.startswith("I")
+    is_deep = image.mode.startswith("I")  # grey, of 16 bits
     with _decoding():
-        if channels:
-            image = image if is_deep and channels == 1 else image.convert(_MODES[channels])
+        if channels and not is_deep:
+            image = image.convert(_MODES[channels])
         elif image.mode not in ("L", "LA", "RGB", "RGBA") and not is_deep:
             image = image.convert("RGBA" if "transparency" in image.info else "RGB")
         array = np.asarray(image)
     array = array[..., None] if array.ndim == 2 else array
-    return _as_dtype(array.astype(np.uint16 if is_deep else np.uint8), dtype)
+    array = array.astype(np.uint16 if is_deep else np.uint8)
+    if is_deep and channels in (3, 4):
+        array = array.repeat(channels, axis=2)
+        array[..., 3:] = np.iinfo(np.uint16).max  # nothing shines through
+    return _as_dtype(array, dtype)
 
 
 def _as_dtype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -114,6 +119,7 @@ def _decoded(
     pixels: Callable[..., np.ndarray],
     channels: int | None,
     dtype: Any = dtypes.uint8,
+    has_frames: bool = False,
 ) -> Any:
     """Returns the pixels of a file as a tensor.
 
@@ -122,11 +128,13 @@ def _decoded(
         pixels: Returns a file's pixels; see `PendingImage.of_file`.
         channels: Their channels; 0 or None for those of the file.
         dtype: Their dtype.
+        has_frames: Whether a file may hold several images, along a new first axis.
     """
     if channels not in (None, 0, *_MODES):
         raise InvalidArgumentError(message=f"channels must be 0, 1, 3 or 4. Received: {channels}")
     if isinstance(contents, PendingText):
-        return PendingImage.of_file(contents, pixels, tensor_dtype(dtype), channels or None)
+        shape = TensorShape(None if has_frames else (None, None, channels or None))
+        return PendingImage.of_file(contents, pixels, tensor_dtype(dtype), shape)
     return convert_to_tensor(pixels(_contents(contents)))
 
 
@@ -163,11 +171,12 @@ def _jpeg_pixels(
         # What it refuses, Pillow decodes, or says what is wrong with.
         with contextlib.suppress(ValueError):
             height, width, space, _ = quick.decode_jpeg_header(data)
-            spaces = {0: {"Gray": "GRAY", "YCbCr": "RGB"}.get(space), 1: "GRAY", 3: "RGB"}
-            if height * width <= (_pillow().MAX_IMAGE_PIXELS or math.inf) and spaces[channels]:
+            own = {"Gray": "GRAY", "YCbCr": "RGB", "RGB": "RGB"}.get(space)
+            wanted = {0: own, 1: "GRAY", 3: "RGB"}[channels]
+            if wanted and height * width <= (_pillow().MAX_IMAGE_PIXELS or math.inf):
                 return quick.decode_jpeg(
                     data,
-                    spaces[channels],
+                    wanted,
                     fastdct=not is_exact,
                     fastupsample=not is_smooth,
                     buffer=_memory(height * width * 3) if is_temporary else None,
@@ -258,8 +267,8 @@ def decode_and_crop_jpeg(
 
 def _decoded_as(contents: Any, formats: Sequence[str], channels: int, dtype: Any) -> jax.Array:
     def pixels(data: bytes, is_temporary: bool = False) -> np.ndarray:
-        if "JPEG" in formats and is_jpeg_file(data) and tensor_dtype(dtype) == np.uint8:
-            return _jpeg_pixels(data, is_temporary, channels)
+        if "JPEG" in formats and is_jpeg_file(data):
+            return _as_dtype(_jpeg_pixels(data, is_temporary, channels), tensor_dtype(dtype))
         return _pixels(_opened(data, *formats), channels, tensor_dtype(dtype))
 
     return _decoded(contents, pixels, channels, dtype)
@@ -327,15 +336,15 @@ def decode_image(
     """
 
     def pixels(data: bytes, is_temporary: bool = False) -> np.ndarray:
-        if is_jpeg_file(data) and tensor_dtype(dtype) == np.uint8:
-            return _jpeg_pixels(data, is_temporary, channels or 0)
+        if is_jpeg_file(data):
+            return _as_dtype(_jpeg_pixels(data, is_temporary, channels or 0), tensor_dtype(dtype))
         image = _opened(data)
         if image.format == "GIF":
             frames = _frames(data)
             return _as_dtype(frames if expand_animations else frames[0], tensor_dtype(dtype))
         return _pixels(image, channels, tensor_dtype(dtype))
 
-    return _decoded(contents, pixels, channels, dtype)
+    return _decoded(contents, pixels, channels, dtype, expand_animations)
 
 
 def encode_png(image: Any, compression: int = -1, name: str | None = None) -> StringTensor:

@@ -93,7 +93,7 @@ def scaling_terms(
 
 
 def scaled(images: jax.Array, axis: int, terms: Terms) -> jax.Array:
-    """Returns images of which one axis is scaled, as float32."""
+    """Returns images, of float32, of which one axis is scaled."""
     shape = [1] * images.ndim
     shape[axis] = -1
     pairs = zip(terms.places.T, terms.weights.T, strict=True)

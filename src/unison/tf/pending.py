@@ -47,7 +47,7 @@ class PendingText:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, host: HostOperations, place: int, shape: tuple[int, ...], is_in_block: bool):
-        self._host = host
+        self.host = host
         self.place = place
         self.shape = TensorShape(shape)
         self.is_in_block = is_in_block
@@ -57,13 +57,13 @@ class PendingText:
 
     def through(self, operation: TextOperation) -> Any:
         """Returns the program's form of an operation's results for this text."""
-        return self._host.through(self, operation)
+        return self.host.through(self, operation)
 
     def each(self, function: Callable[[bytes], Any]) -> Any:
         """Returns the program's form of the results of a function of one string."""
         if len(self.shape):
             raise NeedsPythonError("The function takes one string, and gets several.")
-        return self.through(functools.partial(self._host.each, function))
+        return self.through(functools.partial(self.host.each, function))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NeedsPythonError("The function asks for the value of a string.")
@@ -105,7 +105,8 @@ class _Step:
         if self.name == "astype":
             return pixels.astype(self.other)
         pair = (self.other, pixels) if self.is_first else (pixels, self.other)
-        return getattr(np, self.name)(*pair, out=pixels)
+        with np.errstate(all="ignore"):  # as in a program
+            return getattr(np, self.name)(*pair, out=pixels)
 
 
 class DifferentSizesError(ValueError):
@@ -132,10 +133,14 @@ class _File:
     def __init__(self, content: PendingText, pixels: Callable[..., np.ndarray]):
         self.content = content
         self.pixels = pixels
+        #: Whether the program says so.
+        self.is_of_one_size = False
 
     @functools.cached_property
     def tensor(self) -> Any:
         """The program's form of the pixels, which are decoded once."""
+        if not self.is_of_one_size:
+            self.content.host.may_differ = True
         return self.content.each(self.pixels)
 
 
@@ -148,7 +153,7 @@ class PendingImage:
     Args:
         file: The file.
         dtype: The dtype of the pixels, after all `steps`.
-        channels: Their number, if it is known.
+        shape: What is known of their shape.
         steps: What is computed of each pixel.
     """
 
@@ -156,12 +161,12 @@ class PendingImage:
     __array_priority__ = 200
 
     def __init__(
-        self, file: _File, dtype: np.dtype, channels: int | None, steps: tuple[_Step, ...] = ()
+        self, file: _File, dtype: np.dtype, shape: TensorShape, steps: tuple[_Step, ...] = ()
     ):
         self._file = file
         self._steps = steps
         self.dtype = dtype
-        self.channels = channels
+        self.shape = shape
 
     @classmethod
     def of_file(
@@ -169,7 +174,7 @@ class PendingImage:
         content: PendingText,
         pixels: Callable[..., np.ndarray],
         dtype: np.dtype,
-        channels: int | None,
+        shape: TensorShape,
     ) -> PendingImage:
         """Returns the pixels of a file.
 
@@ -178,21 +183,20 @@ class PendingImage:
             pixels: Returns an image's pixels, `[height, width, channels]`, given the content of the
                 file, and whether they are not used after the thread's next call.
             dtype: Their dtype.
-            channels: The number of channels, if it is known.
+            shape: What is known of their shape.
         """
-        return cls(_File(content, pixels), dtype, channels)
-
-    @property
-    def shape(self) -> TensorShape:
-        return TensorShape((None, None, self.channels))
+        return cls(_File(content, pixels), dtype, shape)
 
     def get_shape(self) -> TensorShape:
         return self.shape
 
     def set_shape(self, shape: Any) -> None:
-        """Checks what TensorFlow is told of a shape."""
-        if not TensorShape(shape).is_compatible_with(self.shape):
+        """Notes what TensorFlow is told of the shape."""
+        told = TensorShape(shape)
+        if not told.is_compatible_with(self.shape):
             raise ValueError(f"Expected a shape like {self.shape}. Received: {shape}")
+        self.shape = self.shape.merge_with(told)
+        self._file.is_of_one_size |= self.shape.is_fully_defined()
 
     def astype(self, dtype: Any) -> Any:
         """Returns the pixels in another dtype."""
@@ -201,7 +205,7 @@ class PendingImage:
         return self.tensor().astype(dtype)
 
     def _then(self, step: _Step, dtype: np.dtype) -> PendingImage:
-        return PendingImage(self._file, dtype, self.channels, (*self._steps, step))
+        return PendingImage(self._file, dtype, self.shape, (*self._steps, step))
 
     def resized(self, function: Callable[[np.ndarray], np.ndarray]) -> Any:
         """Returns the program's form of what brings images to one size."""
@@ -303,11 +307,15 @@ class HostOperations:
         sample: The texts of an element, or those of the elements of a block, stacked.
         is_block: Whether it is a block.
         most_callers: The number of threads that may compute the elements of a block.
+
+    Attributes:
+        may_differ: Whether results of the operations may differ in size between elements.
     """
+
+    may_differ = False
 
     def __init__(self, sample: Sequence[np.ndarray], is_block: bool, most_callers: int = 1):
         self._most_callers = most_callers
-        self._threads: ThreadPool | None = None
         self._samples = list(sample)
         self._is_block = is_block
         self._given = len(self._samples)
@@ -365,9 +373,9 @@ class HostOperations:
         if self._most_callers == 1 or len(texts) == 1:
             results = [function(text) for text in texts.tolist()]
         else:
-            if self._threads is None:
-                self._threads = ThreadPool(self._most_callers, "unison-data-map")
-            results = [*self._threads.map(function, texts.tolist())]
+            # Threads that stay would end when the garbage collector finds this object.
+            with ThreadPool(min(self._most_callers, len(texts)), "unison-data-map") as threads:
+                results = [*threads.map(function, texts.tolist())]
         return _stacked(results)
 
     def run(self, texts: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -64,7 +64,7 @@ def gather(
         return StringTensor(np.take(params.numpy(), np.asarray(indices), axis))
 
     def of_one(params: jax.Array, indices: jax.Array) -> jax.Array:
-        if not indices.size:
+        if not indices.size and jnp.issubdtype(indices.dtype, jnp.integer):
             return take(params, indices, axis - batch_dims)
         index = (builtins.slice(None),) * (axis - batch_dims) + (indices,)
         return params.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)

@@ -555,7 +555,12 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
 
     TF: `tf.ensure_shape`.
     """
-    tensor = x if isinstance(x, PendingImage) else convert_to_tensor(x)
+    if isinstance(x, PendingImage) and not TensorShape(shape).is_fully_defined():
+        x.set_shape(shape)
+        return x
+    if isinstance(x, PendingImage):
+        x.set_shape(shape)
+    tensor = convert_to_tensor(x)
     if not TensorShape(tensor.shape).is_compatible_with(shape):
         raise InvalidArgumentError(
             message=f"tf.ensure_shape: expected the shape {shape}. Received: {tensor.shape}"

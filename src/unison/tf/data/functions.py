@@ -229,6 +229,9 @@ class TensorFunction(ElementFunction):
         program = self._text_program(sample, structure, True, most_callers)
         if program is None or not program.takes_blocks:
             return None
+        if program.host.may_differ and program.program.streams:
+            # Elements that do not fit into a block would draw other numbers, one by one.
+            return None
         return functools.partial(self._on_text_block, program, structure, self.begin())
 
     def _text_program(
