@@ -12,6 +12,7 @@ import pytest
 import unison.tf as tf
 from unison.errors import InvalidArgumentError, NotFoundError
 from unison.tf import image, image_files, pending
+from unison.tf.image_scaling import scaling_terms
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -271,7 +272,7 @@ def test_a_file_is_decoded_once(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["bilinear", "bicubic", "lanczos3", "area", "nearest"])
-@pytest.mark.parametrize("size", [(40, 33), (7, 9), (29, 64)])
+@pytest.mark.parametrize("size", [(40, 33), (7, 9), (29, 64), (2, 3)])
 @pytest.mark.parametrize("antialias", [False, True])
 def test_every_way_to_resize_gives_the_same(monkeypatch, method, size, antialias):
     images = np.random.default_rng(2).random((2, 29, 64, 3), np.float32)
@@ -366,3 +367,14 @@ def test_threads_of_a_map_end_with_the_block():
     dataset = tf.data.Dataset.from_tensor_slices(SEVERAL).map(shrunk, num_parallel_calls=4)
     assert sum(len(batch) for batch in dataset.batch(4)) == 9
     assert not [t for t in threading.enumerate() if t.name.startswith("unison-data-map")]
+
+
+def test_an_image_that_is_much_smaller_is_a_product_of_matrices():
+    few = scaling_terms(4000, 100, "bilinear", False)
+    assert few.places.shape == (100, 2)
+    assert scaling_terms(4000, 100, "lanczos5", True) is None
+    image = np.random.default_rng(5).random((400, 300, 3), np.float32)
+    resized = tf.image.resize(image, [4, 5], "lanczos5", antialias=True)
+    text = jax.jit(lambda x: tf.image.resize(x, [4, 5], "lanczos5", antialias=True)).lower(image)
+    assert text.as_text().count("stablehlo.dot_general") == 2
+    assert resized.shape == (4, 5, 3)

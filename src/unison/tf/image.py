@@ -34,6 +34,7 @@ from unison.tf.image_quality import halved, product_of_scales, structural_simila
 from unison.tf.image_scaling import (
     nearest_pixels,
     scaled,
+    scaled_by_products,
     scaled_on_host,
     scaling_terms,
     scaling_weights,
@@ -259,8 +260,7 @@ def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antiali
         xp.asarray(scaling_weights(before, after, method.value, antialias), np.float32)
         for before, after in lengths
     )
-    resized = xp.einsum("yh,...hwc->...ywc", of_rows, images.astype(np.float32))
-    return xp.einsum("xw,...ywc->...yxc", of_columns, resized)
+    return scaled_by_products(images.astype(np.float32), of_rows, of_columns)
 
 
 def resize_with_pad(

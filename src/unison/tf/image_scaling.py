@@ -20,8 +20,10 @@ from unison.tf.tensor_spec import is_symbolic_size
 #: NumPy, or JAX's module of the same functions.
 _Module = Any
 
-#: An axis is scaled by a product of matrices if it has less than so many pixels a term.
-_TERMS_WORTH_A_PRODUCT = 4
+#: An axis is scaled by a product of matrices if new pixels have more terms, or if it has less than
+#: so many pixels a term.
+_MOST_TERMS = 16
+_PIXELS_OF_A_TERM = 4
 
 
 def nearest_pixels(before: Any, after: Any) -> Any:
@@ -83,7 +85,7 @@ def scaling_terms(
     """
     weights = scaling_weights(before, after, method, antialias)
     count = max(int(np.count_nonzero(weights, axis=1).max(initial=1)), 1)
-    if count * _TERMS_WORTH_A_PRODUCT > before:
+    if count > _MOST_TERMS or count * _PIXELS_OF_A_TERM > before:
         return None
     # The weights that are not zero come first; then the pixels are put in order again.
     places = np.sort(np.argpartition(weights == 0, count - 1, axis=1)[:, :count], axis=1)
@@ -122,6 +124,19 @@ def scaled_on_host(image: np.ndarray, down: Terms, across: Terms) -> np.ndarray:
             total = term if total is None else np.add(total, term, out=total)
         pixels = total
     return pixels.reshape(len(pixels), -1, image.shape[-1])
+
+
+def scaled_by_products(images: Any, of_rows: Any, of_columns: Any) -> Any:
+    """Returns images `[..., height, width, channels]` in another size, by products of matrices.
+
+    Args:
+        images: An array of NumPy's or JAX's, of float32.
+        of_rows: The result of `scaling_weights` for the height, in float32.
+        of_columns: That for the width.
+    """
+    *batch, height, width, channels = images.shape
+    down = of_rows @ images.reshape((*batch, height, width * channels))
+    return of_columns @ down.reshape((*batch, of_rows.shape[0], width, channels))
 
 
 def _covered(before: Any, after: Any, xp: _Module) -> Any:
