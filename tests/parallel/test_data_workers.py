@@ -165,3 +165,35 @@ report([steps, state and {**state, "data": state["data"].tobytes().hex()}])
     assert sorted(seen) == sorted(
         f"{f}-{x}" for f, n in enumerate([7, 3, 9, 4, 6]) for x in range(n)
     )
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_worker_reads_the_bytes_of_its_own_files(tmp_path, count):
+    names = []
+    for number in range(8):
+        path = tmp_path / f"{number}.txt"
+        path.write_text(f"{number:0127}\n" * 8192)  # 1 MiB
+        names.append(str(path))
+    runs = read(
+        count,
+        """
+def bytes_read():
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])
+
+def of_a_pass(policy):
+    before = bytes_read()
+    examples = sum(map(len, read(TextLineDataset(GIVEN).batch(1024), policy)))
+    return [examples, bytes_read() - before]
+
+of_a_pass("FILE")  # which imports what a pass needs
+report({policy: of_a_pass(policy) for policy in ("FILE", "DATA")})
+""",
+        names,
+    )
+    for run in runs:
+        examples, size = run["FILE"]
+        assert examples == 8 * 8192 // count
+        # Beside the files: what the workers say to each other.
+        assert (8 << 20) / count <= size < 1.05 * (8 << 20) / count
+        assert run["DATA"][1] >= 8 << 20
