@@ -337,7 +337,9 @@ def test_draws_do_not_depend_on_the_batches_that_images_are_in():
 
     for files, function in ((SAME[:4] + SEVERAL[:4], of_any), (SAME, of_one)):
         assert drawn(1, files, function) == drawn(3, files, function)
-    counted = Counted(of_one)
+    # An element's draws depend on its number only.
+    assert drawn(2, SAME[:4] + SEVERAL[:4], of_any) == drawn(4, SEVERAL[:8], of_any)
+    counted = Counted(of_any)
     drawn(3, SAME, counted)
     assert counted.calls < len(SAME)
 

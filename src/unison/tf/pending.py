@@ -47,7 +47,7 @@ class PendingText:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, host: HostOperations, place: int, shape: tuple[int, ...], is_in_block: bool):
-        self.host = host
+        self._host = host
         self.place = place
         self.shape = TensorShape(shape)
         self.is_in_block = is_in_block
@@ -57,13 +57,13 @@ class PendingText:
 
     def through(self, operation: TextOperation) -> Any:
         """Returns the program's form of an operation's results for this text."""
-        return self.host.through(self, operation)
+        return self._host.through(self, operation)
 
     def each(self, function: Callable[[bytes], Any]) -> Any:
         """Returns the program's form of the results of a function of one string."""
         if len(self.shape):
             raise NeedsPythonError("The function takes one string, and gets several.")
-        return self.through(functools.partial(self.host.each, function))
+        return self.through(functools.partial(self._host.each, function))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NeedsPythonError("The function asks for the value of a string.")
@@ -133,14 +133,10 @@ class _File:
     def __init__(self, content: PendingText, pixels: Callable[..., np.ndarray]):
         self.content = content
         self.pixels = pixels
-        #: Whether the program says so.
-        self.is_of_one_size = False
 
     @functools.cached_property
     def tensor(self) -> Any:
         """The program's form of the pixels, which are decoded once."""
-        if not self.is_of_one_size:
-            self.content.host.may_differ = True
         return self.content.each(self.pixels)
 
 
@@ -196,7 +192,6 @@ class PendingImage:
         if not told.is_compatible_with(self.shape):
             raise ValueError(f"Expected a shape like {self.shape}. Received: {shape}")
         self.shape = self.shape.merge_with(told)
-        self._file.is_of_one_size |= self.shape.is_fully_defined()
 
     def astype(self, dtype: Any) -> Any:
         """Returns the pixels in another dtype."""
@@ -307,12 +302,7 @@ class HostOperations:
         sample: The texts of an element, or those of the elements of a block, stacked.
         is_block: Whether it is a block.
         most_callers: The number of threads that may compute the elements of a block.
-
-    Attributes:
-        may_differ: Whether results of the operations may differ in size between elements.
     """
-
-    may_differ = False
 
     def __init__(self, sample: Sequence[np.ndarray], is_block: bool, most_callers: int = 1):
         self._most_callers = most_callers

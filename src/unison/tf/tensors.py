@@ -558,8 +558,6 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
     if isinstance(x, PendingImage) and not TensorShape(shape).is_fully_defined():
         x.set_shape(shape)
         return x
-    if isinstance(x, PendingImage):
-        x.set_shape(shape)
     tensor = convert_to_tensor(x)
     if not TensorShape(tensor.shape).is_compatible_with(shape):
         raise InvalidArgumentError(

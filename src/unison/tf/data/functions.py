@@ -229,9 +229,6 @@ class TensorFunction(ElementFunction):
         program = self._text_program(sample, structure, True, most_callers)
         if program is None or not program.takes_blocks:
             return None
-        if program.host.may_differ and program.program.streams:
-            # Elements that do not fit into a block would draw other numbers, one by one.
-            return None
         return functools.partial(self._on_text_block, program, structure, self.begin())
 
     def _text_program(
@@ -279,11 +276,33 @@ class TensorFunction(ElementFunction):
         results = []
         for row, index in enumerate(indices.tolist()):
             try:
-                results.append(self(tuple(leaf[row] for leaf in block), structure, epoch, index))
+                leaves = tuple(leaf[row] for leaf in block)
+                results.append(self._on_text_element(program, structure, epoch, leaves, index))
             except Exception as error:
                 note_place(error, self.stage, index)
                 raise
         return stack(results)
+
+    def _on_text_element(
+        self,
+        program: _TextProgram,
+        structure: Structure,
+        epoch: Epoch,
+        leaves: Leaves,
+        index: int,
+    ) -> Leaves:
+        """Calls the function in Python, with the random numbers that the program would draw."""
+        streams = program.program.streams
+        if not streams:
+            return self(leaves, structure, epoch, index)
+        trial = _Trial(streams)
+        trial.given([*map(jnp.asarray, epoch.states(streams, index))])
+        try:
+            with _at_once(), _known_here.bound_to(self._inner), trial.instead_of_variables():
+                return super().__call__(leaves, structure)
+        except NeedsPythonError as error:
+            logger.debug("Element %d draws other random numbers: %s", index, error)
+            return self(leaves, structure, epoch, index)
 
     def _program(self, kinds: Any, structure: Structure) -> _Program | None:
         """Returns the compiled function of leaves of these shapes and dtypes, if it has one."""
@@ -432,8 +451,13 @@ class _Trial(Lift):
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Inside, the thread traces the function."""
+        with on_trial(), self.instead_of_variables():
+            yield
+
+    @contextlib.contextmanager
+    def instead_of_variables(self) -> Iterator[None]:
+        """Inside, the thread uses this in the place of variables."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(on_trial())
             stack.enter_context(self.active())
             if "keras" in sys.modules:
                 stack.enter_context(_keras_scope_of(self))
