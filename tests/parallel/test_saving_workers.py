@@ -61,9 +61,9 @@ def save_in_every_way(folder):
     module.write_archive = counting
     replacing_folder = atomic.replacing_folder
 
-    def counting_folders(path, last):
+    def counting_folders(path, *names):
         written.append(os.path.relpath(path, folder))
-        return replacing_folder(path, last)
+        return replacing_folder(path, *names)
 
     atomic.replacing_folder = counting_folders
     update_state = checkpoints.update_checkpoint_state

@@ -99,9 +99,8 @@ def is_variable(value: Any) -> builtins.bool:
     # Tracers have the name, too, as None.
     has_an_array = callable(getattr(value, "__jax_array__", None))
     has_several = isinstance(value, DistributedValues) and not isinstance(value, Mirrored)
-    is_size = isinstance(value, ShapeTensor) or is_symbolic_size(value)
-    is_pending = isinstance(value, PendingImage)
-    return has_an_array and not has_several and not is_size and not is_pending
+    is_tensor_too = isinstance(value, ShapeTensor | PendingImage) or is_symbolic_size(value)
+    return has_an_array and not has_several and not is_tensor_too
 
 
 def axes(axis: Any) -> Any:
