@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import unison
 import unison.tf as tf
-from benchmarks import examples, jpegs
+from benchmarks import examples
+from benchmarks.contestants import jpeg_files
 from benchmarks.contestants.epochs import Epochs
 from benchmarks.protocol import Contestant
 from benchmarks.workloads import DataWork
@@ -41,28 +41,11 @@ def records_batched(work: DataWork) -> Contestant:
 
 
 def jpeg(work: DataWork) -> Contestant:
-    def decoded(file: Any, label: Any) -> Any:
-        image = tf.io.decode_jpeg(file, channels=3)[: jpegs.CROP, : jpegs.CROP]
-        return tf.cast(image, tf.float32) / 255, label
-
-    return _read(work, _of_files(work, jpegs.encoded(), decoded), sum(range(work.examples)))
+    return _read(work, *jpeg_files.decoded(tf, work))
 
 
 def jpeg_resized(work: DataWork) -> Contestant:
-    def decoded(file: Any, label: Any) -> Any:
-        image = tf.image.convert_image_dtype(tf.io.decode_jpeg(file, channels=3), tf.float32)
-        return tf.image.random_flip_left_right(tf.image.resize(image, [224, 224])), label
-
-    return _read(
-        work, _of_files(work, jpegs.of_several_sizes(), decoded), sum(range(work.examples))
-    )
-
-
-def _of_files(work: DataWork, files: list[bytes], function: Callable[..., Any]) -> tf.data.Dataset:
-    labels = np.arange(work.examples)
-    given = [files[number % len(files)] for number in labels]
-    dataset = tf.data.Dataset.from_tensor_slices((given, labels)).map(function, _AUTOTUNE)
-    return dataset.batch(work.batch).prefetch(_AUTOTUNE)
+    return _read(work, *jpeg_files.resized(tf, work))
 
 
 def _interleaved(work: DataWork) -> tf.data.Dataset:
