@@ -113,6 +113,15 @@ class DifferentSizesError(ValueError):
     """The elements of a block differ in size."""
 
 
+def _arithmetic(name: str, is_first: bool = False) -> Any:
+    """Returns a method that computes with another operand, which may be the first one."""
+
+    def method(self: PendingImage, other: Any) -> Any:
+        return self.with_operand(name, other, is_first)
+
+    return method
+
+
 def _through_tensor(name: str) -> Any:
     """Returns a method that is the tensor's."""
 
@@ -221,33 +230,18 @@ class PendingImage:
             pixels = step(pixels)
         return pixels
 
-    def _with_number(self, name: str, other: Any, is_first: bool = False) -> Any:
+    def with_operand(self, name: str, other: Any, is_first: bool) -> Any:
+        """Returns the result of a function of the pixels and a number or a tensor."""
         is_number = isinstance(other, int | float) and not isinstance(other, bool)
         if is_number and np.issubdtype(self.dtype, np.floating):
             return self._then(_Step(name, other, is_first), self.dtype)
         pair = (other, self.tensor()) if is_first else (self.tensor(), other)
         return getattr(operator, _OPERATORS[name])(*pair)
 
-    def __add__(self, other: Any) -> Any:
-        return self._with_number("add", other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._with_number("add", other, is_first=True)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with_number("subtract", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with_number("subtract", other, is_first=True)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with_number("multiply", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._with_number("multiply", other, is_first=True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._with_number("divide", other)
+    __add__, __radd__ = _arithmetic("add"), _arithmetic("add", is_first=True)
+    __sub__, __rsub__ = _arithmetic("subtract"), _arithmetic("subtract", is_first=True)
+    __mul__, __rmul__ = _arithmetic("multiply"), _arithmetic("multiply", is_first=True)
+    __truediv__ = _arithmetic("divide")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor(), name)
