@@ -1006,6 +1006,14 @@ def test_unknown_array_is_not_found(path):
         load_checkpoint(path).get_tensor("nope")
 
 
+def test_the_error_of_an_unknown_array_is_short(tmp_path):
+    variables = {f"v{number}": unison.Variable(0.0) for number in range(100)}
+    reader = load_checkpoint(Checkpoint(**variables).write(tmp_path / "ckpt"))
+    with pytest.raises(NotFoundError, match=r"7\.\.\.'.* and 50 others") as raised:
+        reader.get_tensor("7" * 5000)
+    assert len(str(raised.value)) < 5000
+
+
 @pytest.mark.parametrize("look", [list_variables, load_checkpoint])
 def test_missing_checkpoint_cannot_be_looked_into(prefix, look):
     with pytest.raises(NotFoundError):

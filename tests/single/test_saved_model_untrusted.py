@@ -116,6 +116,9 @@ WRONG = {
     "a dtype": lambda m: program_of(m).update(
         outputs={"leaf": {"shape": [3], "dtype": "O", "name": None}}
     ),
+    "more axes than any array has": lambda m: program_of(m).update(
+        outputs={"leaf": {"shape": [0] * 10_000, "dtype": "float32", "name": None}}
+    ),
     "parameters": lambda m: function_of(m).update(parameters=[{"name": "a b", "kind": "VAR"}]),
     "a parameter": lambda m: function_of(m)["parameters"][0].update(name="a b"),
     "annotations": lambda m: m["objects"][1].update(aggregation="WHATEVER"),

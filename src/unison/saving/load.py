@@ -22,6 +22,7 @@ from unison.storage.decoding import (
     plain_dict,
     plain_list,
     plain_text,
+    shape_of,
     whole_number,
 )
 from unison.train.archive import Archive
@@ -233,9 +234,10 @@ class _Reader:
 
 def _decode_spec(encoded: dict[str, Any]) -> ArraySpec:
     given = plain_dict(encoded)
-    sizes = tuple(s if s is None else whole_number(s) for s in plain_list(given["shape"]))
+    sizes = plain_list(given["shape"])
+    shape_of([0 if size is None else size for size in sizes])  # as far as it is known
     name = given["name"] if given["name"] is None else plain_text(given["name"])
-    return ArraySpec(sizes, dtype_named(given["dtype"]), name)
+    return ArraySpec(tuple(sizes), dtype_named(given["dtype"]), name)
 
 
 def _place_of(name: str) -> int:

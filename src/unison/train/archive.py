@@ -47,6 +47,9 @@ SUFFIX = ".index"
 #: checksum.
 _PIECE = 1 << 20
 
+#: The most of a file's arrays that a message lists, and the most characters of a name in it.
+_MOST_LISTED, _MOST_CHARACTERS = 50, 200
+
 _GRAPH = "checkpoint.json"
 _FORMAT = "unison checkpoint"
 _VERSION = 1
@@ -226,10 +229,21 @@ class Archive:
 
 
 def no_such_array(prefix: str, key: str, keys: Iterable[str]) -> NotFoundError:
-    """Returns the error for a key that a checkpoint does not have."""
+    """Returns the error for a key that a checkpoint does not have.
+
+    A file names the key, or thousands of others: the message is short whatever they are.
+    """
+    names = sorted(keys)
+    listed = ", ".join(map(_shortened, names[:_MOST_LISTED]))
+    others = len(names) - _MOST_LISTED
     return NotFoundError(
-        message=f"Checkpoint {prefix} has no array {key!r}. It has: {', '.join(sorted(keys))}"
+        message=f"Checkpoint {prefix} has no array {_shortened(key)!r}. It has: {listed}"
+        + (f", and {others} others" if others > 0 else "")
     )
+
+
+def _shortened(key: str) -> str:
+    return key if len(key) <= _MOST_CHARACTERS else f"{key[:_MOST_CHARACTERS]}..."
 
 
 def node_at(nodes: list[Node], path: Iterable[str]) -> Node:
