@@ -30,6 +30,10 @@ TOLERANCES = {
 IN_DOUBLE_PRECISION = (1e-5, 1e-6)
 
 
+#: What is off by more than this multiple of one device's largest round-off in bfloat16 is wrong.
+ROUND_OFFS = 3
+
+
 @dataclasses.dataclass(frozen=True)
 class Complaint:
     """What is wrong with a program.
@@ -113,7 +117,8 @@ def _without_round_off(seen: Seen, expected: Seen, in_float32: Seen) -> Seen:
     """Returns what was seen, with values as expected that float32 shows to be as good as those.
 
     A sum of many values of bfloat16 may be off by several per cent, on one device as well: one on
-    replicas that is no farther from float32's is no worse.
+    replicas that is not much farther from float32's is no worse. Both have the round-off of a
+    different order of sums; of a few values, one's largest is easily twice the other's.
     """
 
     def is_as_good(name: str) -> bool:
@@ -123,7 +128,7 @@ def _without_round_off(seen: Seen, expected: Seen, in_float32: Seen) -> Seen:
         if not ours.shape == theirs.shape == exact.shape:
             return False
         relative, absolute = TOLERANCES["float32"]
-        absolute += np.max(np.abs(theirs - exact), initial=0.0)
+        absolute += ROUND_OFFS * np.max(np.abs(theirs - exact), initial=0.0)
         return np.allclose(ours, exact, relative, absolute)
 
     as_good = {
