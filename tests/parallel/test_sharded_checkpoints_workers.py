@@ -2,13 +2,16 @@
 
 import glob
 import os
+import pathlib
 import signal
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from unison import errors
 from unison.runtime import devices
+from unison.storage import atomic
 from unison.train import Checkpoint, CheckpointManager, latest_checkpoint, load_checkpoint
 from warm_workers import launch
 
@@ -66,6 +69,7 @@ def save(folder):
 
     from unison.train import CheckpointOptions
 
+    chunks = bytes_of_chunks()
     strategy = zero(4)
     weights = weights_of(strategy)
     assert weights["divided"].cell.is_divided
@@ -77,45 +81,78 @@ def save(folder):
     path = manager.save(options=CheckpointOptions(enable_async=True))
     weights["small"].assign(9.0)  # not in that checkpoint
     manager.sync()
-    own = f"{path}/ocdbt.process_{jax.process_index()}"
-    written = sum(
-        os.path.getsize(found)
-        for found in glob.glob(f"{own}/**", recursive=True)
-        if os.path.isfile(found)
-    )
-    return manager.checkpoints, written
+    own = glob.glob(f"{path}/ocdbt.process_{jax.process_index()}/**", recursive=True)
+    in_files = sum(os.path.getsize(found) for found in own if os.path.isfile(found))
+    return manager.checkpoints, in_files or chunks[-1]
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def bytes_of_chunks():
+    """Returns the list of the bytes that this process writes into remote folders from now on."""
+    from unison.train.remote_tree import RemoteTreeWriter
+
+    written, write = [], RemoteTreeWriter.write
+
+    def counting(self, arrays):
+        written.append(sum(each.nbytes for own in arrays.values() for each in own.chunks.values()))
+        write(self, arrays)
+
+    RemoteTreeWriter.write = counting
+    return written
+
+
+class Saved(NamedTuple):
+    """Checkpoints that two workers have saved.
+
+    Attributes:
+        folder: The local folder they are in.
+        url: The folder, as the workers name it.
+        results: Their checkpoints, and how many bytes each has written.
+    """
+
+    folder: pathlib.Path
+    url: str
+    results: list
+
+
+@pytest.fixture(scope="module", params=["", "file://"], ids=["local", "remote"])
+def saved(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
-    return folder, on_workers(save, str(folder))
+    url = f"{request.param}{folder}"
+    return Saved(folder, url, on_workers(save, url))
 
 
 def test_each_worker_writes_its_part(saved):
-    _, results = saved
     array = ROWS * COLUMNS * 4
-    for _, written in results:
-        assert array / 2 < written < array / 2 + 3000  # what OCDBT adds
+    for _, written in saved.results:
+        assert array / 2 <= written < array / 2 + 3000  # what OCDBT adds
 
 
 def test_old_checkpoints_are_deleted_with_their_folders(saved):
-    folder, results = saved
-    assert sorted(os.listdir(folder / "run")) == ["checkpoint", "ckpt-3", "ckpt-4"]
-    assert results[0][0] == results[1][0] == [f"{folder}/run/ckpt-3", f"{folder}/run/ckpt-4"]
+    assert sorted(os.listdir(saved.folder / "run")) == ["checkpoint", "ckpt-3", "ckpt-4"]
+    expected = [f"{saved.url}/run/ckpt-3", f"{saved.url}/run/ckpt-4"]
+    assert saved.results[0][0] == saved.results[1][0] == expected
 
 
-def restore(path, num_replicas):
+def chunks_read():
+    """Returns the list of the arrays and regions that this process reads from now on."""
     from unison.train import sharded_archive
 
     read = []
-    start_reading = sharded_archive.TreeReader.start_reading
 
-    def counting(self, of_array, region):
-        read.append((of_array, region))
-        return start_reading(self, of_array, region)
+    def counted(start_reading):
+        def counting(self, of_array, region):
+            read.append((of_array, region))
+            return start_reading(self, of_array, region)
 
-    sharded_archive.TreeReader.start_reading = counting
+        return counting
+
+    for reader in (sharded_archive.TreeReader, sharded_archive.RemoteTreeReader):
+        reader.start_reading = counted(reader.start_reading)
+    return read
+
+
+def restore(path, num_replicas):
+    read = chunks_read()
     weights = weights_of(zero(num_replicas), factor=0.0)
     Checkpoint(**weights).restore(path).assert_consumed()
     check(weights)
@@ -123,8 +160,7 @@ def restore(path, num_replicas):
 
 
 def test_workers_of_the_same_number_read_their_parts(saved):
-    folder, _ = saved
-    first, second = on_workers(restore, str(folder / "run/ckpt-4"), 4)
+    first, second = on_workers(restore, f"{saved.url}/run/ckpt-4", 4)
     rows = ROWS // 4
     assert sorted(first) == [((row, row + rows), (0, COLUMNS)) for row in (0, rows)]
     assert sorted(second) == [((row, row + rows), (0, COLUMNS)) for row in (2 * rows, 3 * rows)]
@@ -133,9 +169,8 @@ def test_workers_of_the_same_number_read_their_parts(saved):
 def test_one_process_restores_what_two_have_saved(saved):
     import unison
 
-    folder, _ = saved
-    path = latest_checkpoint(folder / "run")
-    assert path == f"{folder}/run/ckpt-4"
+    path = latest_checkpoint(f"{saved.url}/run")
+    assert path == f"{saved.url}/run/ckpt-4"
     for strategy in (unison.OneDeviceStrategy("CPU:0"), zero(2)):
         weights = weights_of(strategy, factor=0.0)
         Checkpoint(**weights).restore(path).assert_consumed()
@@ -152,8 +187,7 @@ def restore_another_division(path):
 
 
 def test_three_workers_restore_what_two_have_saved(saved):
-    folder, _ = saved
-    on_workers(restore_another_division, str(folder / "run/ckpt-4"), workers=3, devices=1)
+    on_workers(restore_another_division, f"{saved.url}/run/ckpt-4", workers=3, devices=1)
 
 
 def fall_back(folder):
@@ -170,11 +204,11 @@ def test_workers_agree_on_the_last_whole_one(saved, tmp_path):
     """A flipped bit in a part of one worker's."""
     import shutil
 
-    folder, _ = saved
-    shutil.copytree(folder / "run", tmp_path / "run")
-    flip_a_bit(tmp_path / "run/ckpt-4/ocdbt.process_1")
-    paths = on_workers(fall_back, str(tmp_path / "run"))
-    assert paths == [f"{tmp_path}/run/ckpt-3"] * 2
+    shutil.copytree(saved.folder / "run", tmp_path / "run")
+    of_second = tmp_path / "run/ckpt-4/ocdbt.process_1"
+    flip_a_bit(of_second if of_second.exists() else tmp_path / "run/ckpt-4/divided")
+    run = saved.url.replace(str(saved.folder), f"{tmp_path}/run")
+    assert on_workers(fall_back, run) == [f"{run}/ckpt-3"] * 2
 
 
 def flip_a_bit(folder):
@@ -223,29 +257,34 @@ def fail_in_one(folder):
     from unison.train import sharded_archive
 
     weights = weights_of(zero(4))
-    write = sharded_archive.TreeWriter.write
+    writer = sharded_archive.RemoteTreeWriter if "://" in folder else sharded_archive.TreeWriter
+    write = writer.write
 
     def full(self, arrays):
         if jax.process_index() == 1:
             raise errors.ResourceExhaustedError(message="No space is left to write it.")
         write(self, arrays)
 
-    sharded_archive.TreeWriter.write = full
+    writer.write = full
     try:
-        Checkpoint(**weights).write(f"{folder}/ckpt")
+        Checkpoint(**weights).save(f"{folder}/ckpt")
     except errors.ResourceExhaustedError as error:
         raised = str(error)
-    sharded_archive.TreeWriter.write = write
-    Checkpoint(**weights).write(f"{folder}/ckpt")
-    return raised
+    latest = latest_checkpoint(folder)
+    writer.write = write
+    Checkpoint(**weights).save(f"{folder}/ckpt")
+    return raised, latest
 
 
-def test_the_error_of_one_worker_is_raised_on_all_and_nothing_is_left(tmp_path):
-    first, second = on_workers(fail_in_one, str(tmp_path))
+@pytest.mark.parametrize("url", ["", "file://"])
+def test_the_error_of_one_worker_is_raised_on_all_and_nothing_is_left(tmp_path, url):
+    (first, latest), (second, _) = on_workers(fail_in_one, f"{url}{tmp_path}")
     assert first.startswith("Worker 1 could not write")
     assert "No space is left" in first
     assert "No space is left" in second
-    assert os.listdir(tmp_path) == ["ckpt"]
+    assert latest is None
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-1"]
+    assert atomic.UNFINISHED not in os.listdir(tmp_path / "ckpt-1")
 
 
 def die_while_writing(folder):
@@ -303,6 +342,52 @@ def test_of_what_differs_the_first_workers_is_saved(tmp_path):
     assert os.listdir(tmp_path) == ["ckpt"]
 
 
+def die_while_writing_remotely(folder):
+    import jax
+
+    from unison.train import sharded_archive
+
+    weights = weights_of(zero(4))
+    checkpoint = Checkpoint(**weights)
+    checkpoint.save(f"{folder}/ckpt")
+    weights["small"].assign(-1.0)
+    if jax.process_index() == 1:
+        sharded_archive.RemoteTreeWriter.write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint.save(f"{folder}/ckpt")
+
+
+def test_what_a_killed_worker_has_left_in_a_remote_folder_is_no_checkpoint(tmp_path):
+    with pytest.raises(RuntimeError, match="SIGKILL"):
+        on_workers(die_while_writing_remotely, f"file://{tmp_path}")
+    path = latest_checkpoint(f"file://{tmp_path}")
+    assert path == f"file://{tmp_path}/ckpt-1"
+    weights = weights_of(zero(2), factor=0.0)
+    Checkpoint(**weights).read(path).expect_partial()
+    assert float(weights["small"].numpy()) == 3.0
+    left = f"file://{tmp_path}/ckpt-2"
+    with pytest.raises(errors.NotFoundError):
+        load_checkpoint(left)
+    Checkpoint(format="orbax", **weights).write(left)
+    assert load_checkpoint(left).get_tensor(f"small/{VALUE}") == 3.0
+
+
+def save_in_own_memory(url):
+    """A file system of which each process has its own."""
+    weights = weights_of(zero(4))
+    path = Checkpoint(**weights).write(f"{url}/ckpt")
+    shape = load_checkpoint(path).get_tensor(f"divided/{VALUE}").shape
+    try:
+        Checkpoint(format="orbax", **weights).write(f"{url}/explicit")
+    except errors.FailedPreconditionError as error:
+        return shape, str(error)
+
+
+def test_workers_with_separate_remote_file_systems_gather():
+    for shape, refused in on_workers(save_in_own_memory, "memory://parts"):
+        assert shape == (ROWS, COLUMNS)
+        assert "Let every worker call save" in refused
+
+
 def save_on_separate_disks(folder):
     import jax
 
@@ -326,23 +411,13 @@ def test_workers_with_separate_disks_gather(tmp_path):
 
 
 def read_one_of_several(path):
-    from unison.train import sharded_archive
-
-    read = []
-    start_reading = sharded_archive.TreeReader.start_reading
-
-    def counting(self, of_array, region):
-        read.append(of_array)
-        return start_reading(self, of_array, region)
-
-    sharded_archive.TreeReader.start_reading = counting
+    read = chunks_read()
     Checkpoint(divided=weights_of(zero(4), factor=0.0)["divided"]).read(path).expect_partial()
     return len(read)
 
 
 def test_a_worker_that_restores_a_part_reads_that(saved):
-    folder, _ = saved
-    assert on_workers(read_one_of_several, str(folder / "run/ckpt-4")) == [2, 2]
+    assert on_workers(read_one_of_several, f"{saved.url}/run/ckpt-4") == [2, 2]
 
 
 def fail_before_the_others_come(folder):

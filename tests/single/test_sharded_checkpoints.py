@@ -7,6 +7,7 @@ import random
 import sys
 import zipfile
 
+import fsspec
 import jax
 import ml_dtypes
 import numpy as np
@@ -28,6 +29,7 @@ from unison.train import (
     list_variables,
     load_checkpoint,
     orbax_format,
+    sharded_archive,
 )
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
@@ -465,6 +467,87 @@ def test_remote_checkpoints_of_one_process(tmp_path):
     checkpoint_formats.remove_checkpoint(path)
     assert latest_checkpoint("memory://parts/run") is None
     assert orbax_format.is_orbax_installed()
+
+
+@pytest.fixture
+def remote():
+    """The URL of an empty folder in fsspec's memory."""
+    url = "memory://remote-parts"
+    yield url
+    system, name = fsspec.core.url_to_fs(url)
+    if system.exists(name):
+        system.rm(name, recursive=True)
+
+
+def test_a_remote_folder_is_read_by_orbax_and_by_any_division(tmp_path, small_chunks):
+    saved = objects(zero(4))
+    path = Checkpoint(format="orbax", **saved).save(f"file://{tmp_path}/ckpt")
+    for strategy in (unison.OneDeviceStrategy("CPU:0"), zero(3)):
+        for place in (path, path.removeprefix("file://")):  # also copied to a disk
+            restored = objects(strategy, factor=0)
+            Checkpoint(**restored).restore(place).assert_consumed()
+            assert_equal(restored, saved)
+    tree = ocp.PyTreeCheckpointer().restore(path.removeprefix("file://"))
+    for name, variable in saved["variables"].items():
+        if name != "none":
+            np.testing.assert_array_equal(tree["variables"][name], variable.numpy())
+
+
+def test_a_database_that_was_copied_to_a_remote_folder_is_read(tmp_path, remote):
+    weight = unison.Variable(np.arange(6.0).reshape(2, 3))
+    Checkpoint(format="orbax", weight=weight).write(tmp_path / "ckpt")
+    system, name = fsspec.core.url_to_fs(remote)
+    system.put(f"{tmp_path}/ckpt", f"{name}/ckpt", recursive=True)
+    read = load_checkpoint(f"{remote}/ckpt").get_tensor(f"weight/{VALUE}")
+    np.testing.assert_array_equal(read, weight.numpy())
+
+
+def flipped(content):
+    return bytes([content[0] ^ 1]) + content[1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (flipped, "checksum mismatch in array 'weight"),
+        (lambda content: content[:-1], r"chunk 'weight/0\.0' has other than 2048 bytes"),
+        (lambda content: content * 2, "has other than 2048 bytes"),
+        (None, "and their files"),
+    ],
+    ids=["flipped", "short", "long", "missing"],
+)
+def test_a_wrong_remote_chunk_is_an_error_and_changes_nothing(remote, change, said):
+    weight = unison.Variable(np.ones((32, 16), np.float32))
+    path = Checkpoint(format="orbax", weight=weight).write(f"{remote}/ckpt")
+    system, name = fsspec.core.url_to_fs(f"{path}/weight/0.0")
+    if change is None:
+        system.rm(name)
+    else:
+        system.pipe_file(name, change(system.cat_file(name)))
+    weight.assign(np.zeros((32, 16)))
+    with pytest.raises(DataLossError, match=said):
+        Checkpoint(weight=weight).read(path)
+    assert not weight.numpy().any()
+
+
+def test_the_names_in_a_remote_index_lead_to_no_other_folder(remote, monkeypatch):
+    weight = unison.Variable(np.ones((32, 16), np.float32))
+    path = Checkpoint(format="orbax", weight=weight).write(f"{remote}/ckpt")
+    monkeypatch.setattr(sharded_archive, "_path_of", lambda _: ("..",))
+    with pytest.raises(DataLossError, match="leads out of the folder"):
+        load_checkpoint(path).get_tensor(f"weight/{VALUE}")
+
+
+def test_a_remote_folder_with_other_files_is_not_replaced(remote):
+    system, name = fsspec.core.url_to_fs(remote)
+    system.pipe_file(f"{name}/mine/thesis.txt", b"all")
+    checkpoint = Checkpoint(format="orbax", weight=unison.Variable(1.0))
+    with pytest.raises(FailedPreconditionError, match=r"a folder that has 'thesis\.txt'"):
+        checkpoint.write(f"{remote}/mine")
+    path = checkpoint.write(f"{remote}/ckpt")
+    system.pipe_file(f"{name}/ckpt/notes.txt", b"mine")
+    assert checkpoint.write(f"{remote}/ckpt") == path
+    assert system.cat_file(f"{name}/ckpt/notes.txt") == b"mine"
 
 
 @pytest.mark.slow

@@ -69,7 +69,10 @@ def remove(path: str) -> None:
 
 
 def size_of_folder(path: str) -> int:
-    """Returns the bytes of all files in a local folder and in those inside."""
+    """Returns the bytes of all files in a folder and in those inside."""
+    if is_remote(path):
+        system, name = _fresh(path)
+        return system.du(name)
     return sum(
         os.path.getsize(os.path.join(parent, name))
         for parent, _, names in os.walk(path)

@@ -17,12 +17,10 @@ from unison.cells import Cell
 from unison.data.dataset import Dataset
 from unison.data.files.checksums import crc32c
 from unison.eager_fallback import needs_python
-from unison.errors import UnimplementedError
 from unison.lifting import current_lift
 from unison.module import Tracked, tell_waiting
 from unison.runtime.placement import scoped_placement
 from unison.storage import files
-from unison.storage.file_systems import is_remote
 from unison.strategies.default import default_strategy
 from unison.train.archive import SUFFIX
 from unison.train.archive_content import ArchiveContent
@@ -237,7 +235,7 @@ class Checkpoint(Tracked):
         begun = time.monotonic()
         with self._saving_alone():
             cells = cells_of(self._root, self._parts)
-            is_sharded = self._is_sharded(path, cells)
+            is_sharded = self._is_sharded(cells)
             writing = begin_writing(path, path + SUFFIX, cells, is_sharded)
             if writing.arrival is Arrival.APART and self._format is None:
                 is_sharded = False  # each worker writes all, to a path of its own
@@ -332,19 +330,12 @@ class Checkpoint(Tracked):
         _ = self.save_counter  # which is restored with the others
         return self.read(save_path, options)
 
-    def _is_sharded(self, path: str, cells: Sequence[Cell]) -> bool:
+    def _is_sharded(self, cells: Sequence[Cell]) -> bool:
         """Whether the workers write a checkpoint of these cells in parts."""
-        spans = [cell for cell in cells if cell.placement.spans_processes]
-        if self._format == _ORBAX:
-            if spans and is_remote(path):
-                raise UnimplementedError(
-                    message=f"Several workers write the parts of a checkpoint into a folder of the "
-                    f"file system that they share. Received: {path}. Mount it, or use "
-                    'Checkpoint(format="archive", ...), which gathers the state in each worker.'
-                )
-            return True
-        is_divided = any(cell.is_divided for cell in spans)
-        return self._format is None and is_divided and not is_remote(path) and is_orbax_installed()
+        if self._format is not None:
+            return self._format == _ORBAX
+        is_divided = any(cell.is_divided for cell in cells if cell.placement.spans_processes)
+        return is_divided and is_orbax_installed()
 
     @property
     def _root(self) -> Any:

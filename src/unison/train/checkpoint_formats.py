@@ -12,6 +12,7 @@ from unison.storage.file_systems import is_remote
 from unison.storage.temporary_folders import temporary_folder
 from unison.train.archive import SUFFIX, Archive
 from unison.train.orbax_archive import OrbaxArchive, is_orbax_folder
+from unison.train.orbax_format import DATABASE
 from unison.train.record_archive import RecordArchive
 from unison.train.safetensors import INDEX_SUFFIX, SafetensorsArchive
 from unison.train.safetensors import SUFFIX as SAFETENSORS_SUFFIX
@@ -53,8 +54,10 @@ def open_checkpoint(prefix: str) -> AnyArchive:
 
 
 def _opened_folder(prefix: str) -> ShardedArchive:
-    if not is_remote(prefix):
+    is_remote_database = is_remote(prefix) and files.exists(os.path.join(prefix, DATABASE))
+    if not is_remote_database:
         return ShardedArchive(prefix, prefix)
+    # One that was copied there, or that an earlier release has written.
     with contextlib.ExitStack() as stack:
         copy = stack.enter_context(temporary_folder("checkpoint"))
         files.download(prefix, copy)

@@ -27,6 +27,9 @@ from unison.train.chunk_plan import ChunkGrid, Region, slices_of
 #: The file with the description of a tree of arrays.
 METADATA = "_METADATA"
 
+#: The file with which a database of OCDBT begins.
+DATABASE = "manifest.ocdbt"
+
 #: The dtypes that TensorStore writes in Zarr 2. Without asking it: importing it takes long.
 DTYPES = frozenset(
     "bool int4 int8 uint8 int16 uint16 int32 uint32 int64 uint64 float4_e2m1fn float8_e3m4 "
@@ -49,6 +52,10 @@ _DATABASE = {
     "max_decoded_node_bytes": 100_000_000,
     "manifest_kind": "single",
 }
+
+
+#: The names from a tree's root to an array.
+TreePath = tuple[str, ...]
 
 
 class OwnChunks(NamedTuple):
@@ -104,7 +111,7 @@ class TreeWriter:
         self._database = os.path.join(self._folder, f"ocdbt.process_{process}", "")
         self._context = orbax.type_handlers.get_ts_context(use_ocdbt=True)
 
-    def write(self, arrays: Mapping[tuple[str, ...], OwnChunks]) -> None:
+    def write(self, arrays: Mapping[TreePath, OwnChunks]) -> None:
         """Writes this process's chunks.
 
         Args:
@@ -115,7 +122,7 @@ class TreeWriter:
         """
         import tensorstore
 
-        own = {".".join(path): value for path, value in arrays.items() if value.chunks}
+        own = {name_of(path): value for path, value in arrays.items() if value.chunks}
         with named_errors(self._folder):
             opening = {
                 name: tensorstore.open(self._spec(name, value.grid), context=self._context)
@@ -148,7 +155,7 @@ class TreeWriter:
                 "assume_config": True,
                 "cache_pool": "cache_pool#ocdbt",
             },
-            "metadata": {"shape": grid.shape, "chunks": grid.chunk, "compressor": None},
+            "metadata": grid.zarr_metadata,
             "dtype": grid.dtype.name,
             "create": True,
             "open": True,
@@ -157,31 +164,54 @@ class TreeWriter:
             "store_data_equal_to_fill_value": True,
         }
 
-    def complete(self, paths: Iterable[tuple[str, ...]]) -> None:
+    def complete(self, grids: Mapping[TreePath, ChunkGrid]) -> None:
         """Describes the tree and joins the databases, after all processes have written theirs.
 
         Args:
-            paths: The paths of the arrays in the tree.
+            grids: The chunks of each array in the tree.
         """
-        from etils import epath  # of which Orbax takes paths
+        describe_tree(self._folder, grids, self._process, is_database=True)
 
-        orbax = require_orbax()
-        folder = epath.Path(self._folder)
-        handlers = orbax.type_handlers
-        handler = orbax.PyTreeCheckpointHandler(
-            type_handler_registry=handlers.create_type_handler_registry(
-                (_Written, _handler_of_written(orbax)),
-                # Of this one Orbax only asks which files it writes beside the arrays: none.
-                (jax.Array, handlers.ArrayHandler(array_metadata_store=None)),
-            ),
-            multiprocessing_options=orbax.options.MultiprocessingOptions(
-                primary_host=self._process
-            ),
-        )
-        with named_errors(self._folder):
-            saved = orbax.args.PyTreeSave(_nested(paths), custom_metadata=_MADE_BY_UNISON)
-            handler.save(folder, args=saved)
-            handler.finalize(folder)
+
+def describe_tree(
+    folder: str, paths: Iterable[TreePath], process: int, *, is_database: bool
+) -> None:
+    """Has Orbax describe a tree whose arrays are written, and join the processes' databases.
+
+    Args:
+        folder: The local folder with the arrays, in which the description is written.
+        paths: The paths of the arrays in the tree.
+        process: The number of this process among JAX's.
+        is_database: Whether the arrays are in databases of OCDBT, or each in a folder.
+    """
+    from etils import epath  # of which Orbax takes paths
+
+    orbax = require_orbax()
+    handlers = orbax.type_handlers
+    handler = orbax.PyTreeCheckpointHandler(
+        use_ocdbt=is_database,
+        type_handler_registry=handlers.create_type_handler_registry(
+            (_Written, _handler_of_written(orbax)),
+            # Of this one Orbax only asks which files it writes beside the arrays: none.
+            (jax.Array, handlers.ArrayHandler(array_metadata_store=None)),
+        ),
+        multiprocessing_options=orbax.options.MultiprocessingOptions(primary_host=process),
+    )
+    with named_errors(folder):
+        saved = orbax.args.PyTreeSave(_nested(paths), custom_metadata=_MADE_BY_UNISON)
+        handler.save(epath.Path(folder), args=saved)
+        if is_database:
+            handler.finalize(epath.Path(folder))
+
+
+def name_of(path: TreePath) -> str:
+    """Returns the name under which Orbax stores the array at a path.
+
+    Examples:
+        >>> name_of(("model", "layers[0]", "kernel"))
+        'model.layers[0].kernel'
+    """
+    return ".".join(path)
 
 
 class _Written:
@@ -207,7 +237,7 @@ def _handler_of_written(orbax: Any) -> Any:
     return Handler()
 
 
-def _nested(paths: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+def _nested(paths: Iterable[TreePath]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path in paths:
         folder = tree
@@ -241,14 +271,14 @@ class TreeReader:
         self.is_foreign = metadata.get("custom_metadata") != _MADE_BY_UNISON
         is_database = metadata.get("use_ocdbt")
         if is_database is None:  # an early release has written it
-            is_database = os.path.exists(os.path.join(folder, "manifest.ocdbt"))
+            is_database = os.path.exists(os.path.join(folder, DATABASE))
         self._is_database = bool(is_database)
         self._driver = "zarr3" if metadata.get("use_zarr3", False) else "zarr"
         # A chunk that is missing is lost, unless zeros were left out.
         self.may_lack_zeros = not metadata.get("store_array_data_equal_to_fill_value", False)
         self._context = orbax.type_handlers.get_ts_context(use_ocdbt=self._is_database)
         paths = list(_paths_of_arrays(metadata))
-        opened = [(path, self._open(".".join(path))) for path in paths]
+        opened = [(path, self._open(name_of(path))) for path in paths]
         self._stores = {path: store.result() for path, store in opened}
         self.arrays = {
             path: ArrayDescription(
@@ -281,12 +311,12 @@ class TreeReader:
             context=self._context,
         )
 
-    def start_reading(self, path: tuple[str, ...], region: Region) -> Any:
+    def start_reading(self, path: TreePath, region: Region) -> Any:
         """Returns the future of a region of an array."""
         return self._stores[path][slices_of(region)].read(order="C")
 
 
-def _paths_of_arrays(metadata: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _paths_of_arrays(metadata: dict[str, Any]) -> Iterator[TreePath]:
     """Yields the paths of a tree's arrays.
 
     Raises:

@@ -22,7 +22,7 @@ import numpy as np
 from unison.cells import Cell, Layout
 from unison.errors import DataLossError, FailedPreconditionError, NotFoundError
 from unison.runtime import process_group
-from unison.storage import files
+from unison.storage import atomic, files
 from unison.storage.decoding import (
     bytes_of,
     dtype_named,
@@ -33,6 +33,7 @@ from unison.storage.decoding import (
     shape_of,
     whole_number,
 )
+from unison.storage.file_systems import is_remote
 from unison.storage.names import require_files_inside
 from unison.thread_pool import ThreadPool
 from unison.train.archive import SUFFIX, Archive, ArrayDescription, Node, write_archive_to
@@ -49,13 +50,16 @@ from unison.train.chunk_plan import (
 )
 from unison.train.counter import with_wide_counter
 from unison.train.orbax_format import (
+    DATABASE,
     DTYPES,
     INLINE_BYTES,
     METADATA,
     OwnChunks,
+    TreePath,
     TreeReader,
     TreeWriter,
 )
+from unison.train.remote_tree import RemoteTreeReader, RemoteTreeWriter
 from unison.train.snapshot import Snapshot
 from unison.train.tensor_bundle import remove_data_files
 
@@ -64,7 +68,7 @@ INDEX = "unison.index"
 
 #: The names of files and folders in the folder of a checkpoint.
 _OWN_NAME = re.compile(
-    rf"d|manifest\.ocdbt|{METADATA}|ocdbt\.process_\d+|checksums\.\d+\.json|{re.escape(INDEX)}"
+    rf"d|{re.escape(DATABASE)}|{METADATA}|ocdbt\.process_\d+|checksums\.\d+\.json|{re.escape(INDEX)}"
 )
 
 #: The chunks that are read before they are needed; they bound the memory beside the result.
@@ -153,6 +157,9 @@ class ShardedContent:
                 )
         return found
 
+    def _writer(self, folder: str) -> TreeWriter | RemoteTreeWriter:
+        return (RemoteTreeWriter if is_remote(folder) else TreeWriter)(folder, self._process)
+
     def write(self, folder: str) -> None:
         """Writes this process's chunks and their checksums.
 
@@ -163,11 +170,9 @@ class ShardedContent:
         chunks_by_key = self._in_tree()
         with ThreadPool(1) as pool:
             checksums = pool.submit(_checksums, chunks_by_key)
-            TreeWriter(folder, self._process).write(
-                {_path_of(key): own for key, own in chunks_by_key.items()}
-            )
-            with open(_checksums_path(folder, self._process), "x") as file:
-                json.dump(checksums.result(), file)
+            self._writer(folder).write({_path_of(key): own for key, own in chunks_by_key.items()})
+            with atomic.replacing(_checksums_path(folder, self._process)) as file:
+                file.write(json.dumps(checksums.result()).encode())
         self._grids = {key: own.grid for key, own in chunks_by_key.items()}
 
     def complete(self, folder: str) -> None:
@@ -177,17 +182,19 @@ class ShardedContent:
         }
         for process in self._writers:
             path = _checksums_path(folder, process)
-            with open(path) as file:
+            with files.open_to_read(path) as file:
                 for key, of_chunks in json.load(file).items():
                     for number, checksum in of_chunks.items():
                         _require_equal_state(key, checksums, int(number))
                         checksums[key][int(number)] = checksum
-            os.remove(path)
+            files.remove(path)
         for key, of_chunks in checksums.items():
             if None in of_chunks:
                 raise _unequal_state(key)
         if self._grids:
-            TreeWriter(folder, self._process).complete(map(_path_of, self._grids))
+            self._writer(folder).complete(
+                {_path_of(key): grid for key, grid in self._grids.items()}
+            )
         elsewhere = {
             key: {
                 "shape": list(grid.shape),
@@ -198,7 +205,7 @@ class ShardedContent:
             for key, grid in self._grids.items()
         }
         others = {key: array for key, array in self._arrays.items() if key not in self._grids}
-        with open(os.path.join(folder, INDEX), "xb") as file:
+        with atomic.replacing(os.path.join(folder, INDEX)) as file:
             write_archive_to(file, self._nodes, others, elsewhere)
 
     def check(self, path: str) -> None:
@@ -207,8 +214,11 @@ class ShardedContent:
         Raises:
             FailedPreconditionError: There is a folder with other files.
         """
-        others = [name for name in files.names_in(path) if not _OWN_NAME.fullmatch(name)]
-        if others:
+        names = files.names_in(path)
+        others = [name for name in names if not _OWN_NAME.fullmatch(name)]
+        # A remote one has the names of arrays, and keeps what else is there.
+        is_own = is_remote(path) and not {INDEX, atomic.UNFINISHED}.isdisjoint(names)
+        if others and not is_own:
             raise FailedPreconditionError(
                 message="A checkpoint in Orbax's format is a folder. Expected no folder, or one "
                 f"with a checkpoint of Unison, at {path}. Received: a folder that has "
@@ -255,7 +265,7 @@ def _is_in_tree(array: Any) -> bool:
     return 0 not in array.shape and np.dtype(array.dtype).name in DTYPES
 
 
-def _path_of(key: str) -> tuple[str, ...]:
+def _path_of(key: str) -> TreePath:
     """Returns the path in the tree of the array with a key.
 
     Examples:
@@ -285,17 +295,18 @@ class ShardedArchive(Archive):
 
     Args:
         prefix: Its path.
-        folder: The local folder with its files.
+        folder: The folder with its files; local, if it has a database.
 
     Raises:
         DataLossError: It is corrupt, or a link in it leads out of it.
     """
 
     def __init__(self, prefix: str, folder: str):
-        require_files_inside(folder)
+        if not is_remote(folder):
+            require_files_inside(folder)
         self._folder = folder
         self._identity = files.identity_of(os.path.join(folder, INDEX))
-        self._reader: TreeReader | None = None
+        self._reader: TreeReader | RemoteTreeReader | None = None
         self._grids: dict[str, ChunkGrid] = {}
         self._checksums: dict[str, list[int]] = {}
         super().__init__(prefix, files.open_to_read(os.path.join(folder, INDEX)))
@@ -405,8 +416,11 @@ class ShardedArchive(Archive):
                 "before, or keep more checkpoints."
             ) from error
 
-    def _tree(self) -> TreeReader:
+    def _tree(self) -> TreeReader | RemoteTreeReader:
         """Returns the arrays' reader."""
+        if self._reader is None and is_remote(self._folder):
+            grids = {_path_of(key): grid for key, grid in self._grids.items()}
+            self._reader = RemoteTreeReader(self._folder, grids)
         if self._reader is None:
             reader = TreeReader(self._folder)
             for key, grid in self._grids.items():

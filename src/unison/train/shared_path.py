@@ -19,6 +19,7 @@ import contextlib
 import functools
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ logger = logging.getLogger("unison")
 _SEEN_WITHIN = 10.0
 
 _SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_BETWEEN_REQUESTS = 0.5
 
 #: The multiple of the seconds that a process's own part took for which it waits for the others,
 #: after the timeout.
@@ -287,7 +289,7 @@ class _First(Writing):
             return
         begun = time.monotonic()
         parts.check(path)
-        with atomic.replacing_folder(path, parts.last) as folder:
+        with _new_folder(path, parts) as folder:
             self._journal.offer(self.number, os.path.basename(folder))
             parts.write(folder)
             # The others may have more to write, or share a slower disk.
@@ -369,36 +371,67 @@ class _Later(Writing):
 
 @contextlib.contextmanager
 def _mark_beside(path: str) -> Iterator[str]:
-    """Yields the name of a file beside a local path, by which others see whether they share it."""
+    """Yields the name of a file beside a path, by which others see whether they share it."""
     with contextlib.ExitStack() as stack:
         with named_errors(path):
-            mark = stack.enter_context(atomic.aside(path))
-            with mark.opened():
-                pass
-        yield os.path.basename(mark.path)
+            mark = stack.enter_context(_mark_of(path))
+        yield os.path.basename(mark)
+
+
+@contextlib.contextmanager
+def _mark_of(path: str) -> Iterator[str]:
+    """Yields the path of a new file beside `path`."""
+    if is_remote(path):
+        mark = f"{path}.{secrets.token_hex(8)}.tmp"
+        with atomic.replacing(mark) as file:
+            file.write(b"Do the workers share this file system?\n")
+        try:
+            yield mark
+        finally:
+            files.remove(mark)
+        return
+    with atomic.aside(path) as new:
+        with new.opened():
+            pass
+        yield new.path
 
 
 def _sees(folder: str, in_parts: bool, mark: str) -> bool:
     """Whether this process can write a part beside the first one's mark in a folder, if any."""
     if bool(mark) != in_parts:
         return False  # the package for that is not installed in one of them
-    if mark:
+    if not mark:
+        return True
+    if not is_remote(folder):
         os.makedirs(folder, exist_ok=True)  # network file systems remember that it was not there
-    deadline = time.monotonic() + (0 if folder in _own_folders else _SEEN_WITHIN)
-    while mark and not os.path.exists(os.path.join(folder, mark)):
+    return _comes_true(folder, lambda: files.exists(os.path.join(folder, mark)))
+
+
+def _comes_true(folder: str, is_true: Callable[[], bool]) -> bool:
+    """Waits until this process sees what the first one has done in a folder; returns whether."""
+    seconds = 0 if folder in _own_folders else _SEEN_WITHIN
+    pause = _SECONDS_BETWEEN_REQUESTS if is_remote(folder) else _SECONDS_BETWEEN_LOOKS
+    deadline = time.monotonic() + seconds
+    while not is_true():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(pause)
     return True
 
 
 def _write_alone(path: str, parts: Parts) -> None:
     parts.check(path)
-    with atomic.replacing_folder(path, parts.last) as folder:
+    with _new_folder(path, parts) as folder:
         parts.write(folder)
         parts.complete(folder)
         happened("checkpoint")
     parts.published(path)
+
+
+def _new_folder(path: str, parts: Parts) -> contextlib.AbstractContextManager[str]:
+    """Returns the context of the folder that is written and then is at `path`."""
+    new = atomic.filling_folder if is_remote(path) else atomic.replacing_folder
+    return new(path, parts.last)
 
 
 def _await_folder(folder: str) -> None:
@@ -407,15 +440,13 @@ def _await_folder(folder: str) -> None:
     Raises:
         FailedPreconditionError: It does not.
     """
-    deadline = time.monotonic() + _SEEN_WITHIN
-    while not os.path.isdir(folder):
-        if time.monotonic() > deadline:
-            raise FailedPreconditionError(
-                message=f"Worker {jax.process_index()} does not see {folder}, into which the first "
-                "worker writes, though it saw another file beside it. Use a file system that shows "
-                'new folders to all workers, or Checkpoint(format="archive", ...).'
-            )
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    inside = os.path.join(folder, atomic.UNFINISHED) if is_remote(folder) else folder
+    if not _comes_true(folder, lambda: files.exists(inside)):
+        raise FailedPreconditionError(
+            message=f"Worker {jax.process_index()} does not see {folder}, into which the first "
+            "worker writes, though it saw another file beside it. Use a file system that shows "
+            'new folders to all workers, or Checkpoint(format="archive", ...).'
+        )
 
 
 @functools.lru_cache(maxsize=1)
@@ -437,19 +468,16 @@ def _absolute(path: str) -> str:
 def _appears(path: str, identity: str | None) -> bool:
     """Whether this process sees the file of the first process."""
     folder = os.path.dirname(path)
-    deadline = time.monotonic() + (0 if folder in _own_folders else _SEEN_WITHIN)
-    while files.identity_of(path) != identity:
-        if time.monotonic() > deadline:
-            if folder not in _own_folders:
-                _own_folders.add(folder)
-                logger.info(
-                    "Folder %s is not that of the first worker: worker %d writes there, too.",
-                    folder,
-                    jax.process_index(),
-                )
-            return False
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    return True
+    if _comes_true(folder, lambda: files.identity_of(path) == identity):
+        return True
+    if folder not in _own_folders:
+        _own_folders.add(folder)
+        logger.info(
+            "Folder %s is not that of the first worker: worker %d writes there, too.",
+            folder,
+            jax.process_index(),
+        )
+    return False
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
