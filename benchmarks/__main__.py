@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "aggregation",
         "data",
         "image_input",
+        "fsdp",
         "data_service",
         "all_reduce",
         "shares",
@@ -266,6 +267,8 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
         works += workloads.workers_workloads(trained, options.batch, options.quick)
     if options.what in ("image_input", "all"):
         works += workloads.image_input_workloads(available_cores(), options.quick)
+    if options.what in ("fsdp", "all"):
+        works += workloads.divided_workloads(options.quick)
     if options.what in ("data_service", "all"):
         works += workloads.service_workloads(options.quick)
     if options.what in ("all_reduce", "all"):

@@ -6,6 +6,7 @@ import datetime
 import os
 import pathlib
 import platform
+import resource
 import sys
 
 
@@ -56,3 +57,18 @@ def description() -> dict[str, str | int]:
         "python": platform.python_version(),
         "day": datetime.date.today().isoformat(),
     }
+
+
+def resident_bytes() -> int | None:
+    """Returns the bytes of this process in memory; None where the system hides it."""
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return None
+    return int(pages) * resource.getpagesize()
+
+
+def peak_resident_bytes() -> int:
+    """Returns the most bytes that this process has had in memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

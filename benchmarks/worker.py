@@ -12,13 +12,11 @@ import faulthandler
 import importlib
 import json
 import os
-import pathlib
-import resource
 import sys
 import time
 from typing import Any
 
-from benchmarks.machine import expect_device
+from benchmarks.machine import expect_device, peak_resident_bytes, resident_bytes
 from benchmarks.protocol import Contestant, Ready, Round
 from benchmarks.workloads import ImageInputWork, from_json
 
@@ -63,20 +61,7 @@ def _round(contestant: Contestant) -> Round:
     wall, cpu = time.perf_counter(), time.process_time()
     value = contestant.round()
     busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
-    return Round(value, busy, _resident(), _peak_resident(), contestant.facts())
-
-
-def _resident() -> int | None:
-    try:
-        pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return None
-    return int(pages) * resource.getpagesize()
-
-
-def _peak_resident() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return Round(value, busy, resident_bytes(), peak_resident_bytes(), contestant.facts())
 
 
 if __name__ == "__main__":

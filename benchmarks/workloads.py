@@ -332,6 +332,34 @@ class ImageInputWork:
 
 
 @dataclasses.dataclass(frozen=True)
+class DividedWork:
+    """Training a GPT whose parameters and optimizer state the processes divide, as FSDP does.
+
+    Attributes:
+        size: That of the GPT.
+        processes: How many there are, of one replica each.
+        batch: The global batch.
+        steps: How many steps a round has.
+    """
+
+    size: GPTSize
+    processes: int
+    batch: int
+    steps: int
+
+    unit = "steps/s"
+    higher_is_better = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", GPTSize(*self.size))  # a list, when read from JSON
+
+    @property
+    def name(self) -> str:
+        blocks = f"{self.size.layers} blocks of {self.size.width}"
+        return f"fsdp, GPT of {blocks}, {self.processes} processes, batch {self.batch}"
+
+
+@dataclasses.dataclass(frozen=True)
 class AllReduceWork:
     """The sum over several processes of an array of float32 that each has already.
 
@@ -510,6 +538,7 @@ Work = (
     | InputWork
     | TrainingWork
     | ImageInputWork
+    | DividedWork
     | AllReduceWork
     | SharesWork
     | CheckpointWork
@@ -617,6 +646,13 @@ def workers_workloads(models: Iterable[str], batches: Iterable[int], quick: bool
     return [
         _training("workers", model, REPLICAS, batch, quick) for model in models for batch in batches
     ]
+
+
+def divided_workloads(quick: bool) -> list[Work]:
+    """A GPT whose state (4 bytes a parameter, 8 for Adam) outweighs its activations."""
+    if quick:
+        return [DividedWork(GPTSize(2, 32, 2, 16, 64), REPLICAS, 4, 2)]
+    return [DividedWork(GPTSize(8, 768, 12, 128, 8192), REPLICAS, 4, 3)]
 
 
 def image_input_workloads(cores: int, quick: bool) -> list[Work]:

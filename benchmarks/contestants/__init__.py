@@ -13,6 +13,7 @@ from benchmarks.workloads import (
     AllReduceWork,
     CheckpointWork,
     DataWork,
+    DividedWork,
     FitWork,
     ImageInputWork,
     InputWork,
@@ -162,6 +163,22 @@ _IMAGE_INPUT_ENTRIES = [
     }.items()
 ]
 
+_DIVIDED_ENTRIES = [
+    *(
+        Entry(
+            f"unison {stage}",
+            "unison",
+            "divided_unison",
+            (DividedWork,),
+            {**_ONE_THREAD, "KERAS_BACKEND": "jax"},
+            stage,
+        )
+        for stage in ("zero3", "zero2")
+    ),
+    Entry("torch zero3", "torch", "divided_torch", (DividedWork,), _ONE_THREAD, "zero3"),
+    Entry("torch zero2", "torch", "divided_torch", (DividedWork,), _ONE_THREAD, "zero2"),
+]
+
 _SERVICE_ENTRIES = [
     Entry("unison", "unison", "service_unison", (ServiceWork,), {}),
     Entry("unison.tf", "unison", "service_unison", (ServiceWork,), {}, "drop_in"),
@@ -296,6 +313,7 @@ ENTRIES = (
     Entry("tf direct", "tf", "tensorflow_run_direct", (RunWork,), {}),
     *_DATA_ENTRIES,
     *_IMAGE_INPUT_ENTRIES,
+    *_DIVIDED_ENTRIES,
     *_SERVICE_ENTRIES,
     Entry("unison", "unison", "input_unison", (InputWork,), {"KERAS_BACKEND": "jax"}),
     *_TRAINING_ENTRIES,

@@ -43,7 +43,9 @@ def _cnn() -> nn.Module:
     )
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
+    """Attention to earlier tokens, then two dense layers; each is added to its input."""
+
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
@@ -63,12 +65,14 @@ class _Block(nn.Module):
         return x + self.dense(self.dense_norm(x))
 
 
-class _GPT(nn.Module):
+class GPT(nn.Module):
+    """The GPT of `benchmarks.networks.gpt`."""
+
     def __init__(self, size: GPTSize):
         super().__init__()
         self.tokens = nn.Embedding(size.words, size.width)
         self.positions = nn.Parameter(torch.zeros(size.length, size.width))
-        blocks = [_Block(size.width, size.heads) for _ in range(size.layers)]
+        blocks = [Block(size.width, size.heads) for _ in range(size.layers)]
         self.blocks = nn.Sequential(*blocks, nn.LayerNorm(size.width))
         self.logits = nn.Linear(size.width, size.words, bias=False)
         self.apply(self._initialize)
@@ -108,7 +112,7 @@ class TorchFit(Contestant):
             pixels = pixels.transpose(0, 3, 1, 2).copy()
         self._images, self._labels = torch.from_numpy(pixels), torch.from_numpy(labels).long()
         is_gpt = work.model == "gpt"
-        model = _GPT(GPT_SIZES[work.device]) if is_gpt else MODELS[work.model]()
+        model = GPT(GPT_SIZES[work.device]) if is_gpt else MODELS[work.model]()
         self._model = model.to(self._device)
         self._precision = torch.autocast("cuda", torch.bfloat16, is_gpt and work.device == "gpu")
         self._adam = torch.optim.Adam(self._model.parameters(), 1e-3, eps=1e-7, fused=True)
@@ -125,15 +129,8 @@ class TorchFit(Contestant):
 
     def facts(self) -> dict[str, Any]:
         loss, accuracy = self._latest
-        slots = [
-            value
-            for state in self._adam.state.values()
-            for value in state.values()
-            if torch.is_tensor(value)
-        ]
-        parts = [*self._model.parameters(), *slots]
         facts = {"loss": loss, "accuracy": accuracy}
-        facts["state_bytes"] = sum(part.numel() * part.element_size() for part in parts)
+        facts["state_bytes"] = state_bytes(self._model, self._adam)
         if self._device.type == "cuda":
             facts["device_peak_bytes"] = torch.cuda.max_memory_allocated()
         return facts
@@ -163,3 +160,11 @@ class TorchFit(Contestant):
         if self._device.type == "cpu":
             return part
         return part.pin_memory().to(self._device, non_blocking=True)
+
+
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Returns the bytes of the parameters and slots; of a `DTensor` those of this process."""
+    slots = (value for state in optimizer.state.values() for value in state.values())
+    parts = [*model.parameters(), *filter(torch.is_tensor, slots)]
+    own = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
+    return sum(part.numel() * part.element_size() for part in own)

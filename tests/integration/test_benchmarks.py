@@ -152,6 +152,17 @@ def test_training_in_two_processes_is_measured_and_all_train_the_same(tmp_path):
     assert max(norms) - min(norms) < 1e-3
 
 
+def test_the_memory_of_divided_state_is_measured(tmp_path):
+    written = tmp_path / "fsdp.json"
+    finished = run_benchmarks("fsdp", "--quick", "--rounds=1", "--json", written)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "torch is left out" in finished.stdout
+    [workload] = json.loads(written.read_text())["workloads"]
+    state = {name: done["facts"]["state_bytes"] for name, [done] in workload["rounds"].items()}
+    assert set(state) == {"unison zero3", "unison zero2"}
+    assert state["unison zero3"] < state["unison zero2"]
+
+
 def test_sums_over_processes_are_measured_beside_what_limits_them(tmp_path):
     written = tmp_path / "all_reduce.json"
     finished = run_benchmarks("all_reduce", "--quick", "--rounds=1", "--json", written)

@@ -37,11 +37,15 @@ def build():
     return model
 
 
-def trained(strategy=None):
-    """The model, its losses and predictions."""
+def data():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, FEATURES)).astype("float32")
-    y = rng.integers(0, CLASSES, 40)
+    return x, rng.integers(0, CLASSES, 40)
+
+
+def trained(strategy=None):
+    """The model, its losses and predictions."""
+    x, y = data()
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         model = build()
     history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
@@ -97,6 +101,7 @@ def on_a_worker(setting, folder):
         "parts": {name: list(shape) for name, shape in parts.items()},
         "weights": weights,
         "restored": {name: restored(model, f"{folder}/{name}", name) for name in FORMATS},
+        "compressed": compressed(strategy),
         "shuffled": shuffled(strategy),
         "pipelined": pipelined(),
         "unseeded": unseeded(strategy, folder),
@@ -114,6 +119,29 @@ def restored(model, path, name):
         weight.assign(np.zeros(weight.shape, weight.dtype))
     unison.train.Checkpoint(model=model).read(path).assert_existing_objects_matched()
     return [weight.numpy().tolist() for weight in model.trainable_variables]
+
+
+def compressed(strategy):
+    """The losses and weights of training whose gradients are compressed, by compression."""
+    import keras
+
+    import unison
+    from unison import compression
+
+    found = {}
+    for compressing in (
+        compression.int8(rule=compression.everything),
+        compression.powersgd(rank=2),
+        compression.topk(0.25),
+    ):
+        with strategy.scope():
+            model = build()
+            adam = unison.train.with_compression(keras.optimizers.Adam(0.01), compressing)
+            model.compile(adam, model.loss)
+        losses = model.fit(*data(), batch_size=16, epochs=2, shuffle=False, verbose=0).history
+        weights = [weight.numpy().tolist() for weight in model.trainable_variables]
+        found[type(compressing).__name__] = {"loss": losses["loss"], "weights": weights}
+    return found
 
 
 def shuffled(strategy):
@@ -269,6 +297,19 @@ def test_what_workers_save_together_they_restore_and_so_does_one_device(results,
     unison.train.Checkpoint(model=model).read(folder / format)
     for restored, saved in zip(model.trainable_variables, results[0]["weights"], strict=True):
         np.testing.assert_array_equal(restored.numpy(), np.array(saved, "float32"))
+
+
+def test_compressed_gradients_are_those_of_the_same_mesh_in_one_process(results, setting):
+    import unison
+
+    devices = [f"CPU:{index}" for index in range(setting.workers * setting.devices)]
+    mesh = unison.ModelParallelStrategy(devices, mesh=setting.mesh, rules=RULES, zero=setting.zero)
+    expected = compressed(mesh)
+    for result in results:
+        for name, own in result["compressed"].items():
+            np.testing.assert_allclose(own["loss"], expected[name]["loss"], rtol=1e-4, err_msg=name)
+            for each, other in zip(own["weights"], expected[name]["weights"], strict=True):
+                np.testing.assert_allclose(each, other, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_workers_of_a_replica_read_the_same_examples(results, setting):
