@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import struct
@@ -197,14 +198,19 @@ def read_several_safetensors(folder):
 # -- in parts, as Orbax's ------------------------------------------------------------------
 
 
-def write_parts(folder):
+def write_parts(folder, scheme=""):
     variable = unison.Variable(np.arange(600.0, dtype=np.float32).reshape(20, 30))
-    train.Checkpoint(format="orbax", a=variable, kept=Keeps(STATE)).write(folder / "ckpt")
+    checkpoint = train.Checkpoint(format="orbax", a=variable, kept=Keeps(STATE))
+    checkpoint.write(f"{scheme}{folder}/ckpt")
 
 
-def read_parts(folder):
+def read_parts(folder, scheme=""):
     variable, kept = unison.Variable(np.zeros((20, 30), np.float32)), Keeps(None)
-    train.Checkpoint(a=variable, kept=kept).read(folder / "ckpt").expect_partial()
+    path = f"{scheme}{folder}/ckpt"
+    train.Checkpoint(a=variable, kept=kept).read(path).expect_partial()
+    reader = train.load_checkpoint(path)
+    for key in reader.get_variable_to_shape_map():
+        reader.get_tensor(key)
     return comparable([variable.numpy(), kept.state])
 
 
@@ -235,6 +241,12 @@ FORMATS = {
     ),
     "checkpoint-parts": Format(
         write_parts, read_parts, [parts_json, link_in("ckpt")], (ValueError,)
+    ),
+    "checkpoint-parts-remote": Format(
+        functools.partial(write_parts, scheme="file://"),
+        functools.partial(read_parts, scheme="file://"),
+        archive_structures("ckpt/unison.index"),
+        (ValueError,),
     ),
     "checkpoint": Format(  # ValueError: a variable has another shape
         write_checkpoint, read_checkpoint, archive_structures("ckpt.index"), (ValueError,)

@@ -4,7 +4,7 @@ Every strategy must run on a laptop, so the CPU can be split into logical device
 `set_logical_cpu_devices(4)`, `UNISON_CPU_DEVICES=4`, JAX's own `jax_num_cpu_devices`, or
 `XLA_FLAGS=--xla_force_host_platform_device_count=4`. If several of these state a count, the counts
 must agree. Nothing happens until a strategy asks for devices: then `prepare_backend` starts the
-backend.
+backend. After a call of `set_logical_cpu_devices`, plain JAX or Keras may start it as well.
 
 **Why this file sizes the thread pool.** XLA's CPU client has a pool of max(NPROC, devices) threads
 (NPROC: environment variable, else the cores of this process). A collective inside one process
@@ -60,7 +60,7 @@ import jax
 from unison.runtime.cores import available_cores, number_of_allowed_cores
 from unison.runtime.environment import environment
 from unison.runtime.memory import keep_freed_memory
-from unison.runtime.private_jax import backend_is_started
+from unison.runtime.private_jax import backend_is_started, start_cpus_within
 from unison.runtime.tpu.slices import WITHOUT_A_TPU
 
 CPU_DEVICES_VARIABLE = "UNISON_CPU_DEVICES"
@@ -115,7 +115,8 @@ _planned_devices: tuple[jax.Device, ...] = ()
 def set_logical_cpu_devices(count: int) -> None:
     """Splits the CPU into `count` logical devices.
 
-    Must be called before the first JAX computation. Does not start the backend.
+    Must be called before the first JAX computation. Does not start the backend; whatever starts it
+    then, also plain JAX or Keras, has as many devices.
 
     Args:
         count: number of logical devices, at least 1.
@@ -137,6 +138,7 @@ def set_logical_cpu_devices(count: int) -> None:
             raise _too_late_for(count, f"set_logical_cpu_devices({count})", _SET_FIRST)
     else:
         _agreed_count(dataclasses.replace(_wishes, cpu_devices=count))
+        start_cpus_within(_cpu_start)
     _wishes.cpu_devices = count
 
 
@@ -271,10 +273,18 @@ def prepare_backend() -> None:
             _check_started_backend(count)
             return
         _apply_to_jax_config(count)
-        if (count is not None and count > 1) or jax.distributed.is_initialized():
-            keep_freed_memory()
-        with environment(_start_environment(count or 1)):
+        with _cpu_start():
             jax.devices()
+
+
+@contextlib.contextmanager
+def _cpu_start() -> Iterator[int | None]:
+    """Context in which JAX starts its CPU devices; yields their number, None if none is stated."""
+    count = stated_cpu_devices()
+    if (count is not None and count > 1) or jax.distributed.is_initialized():
+        keep_freed_memory()
+    with environment(_start_environment(count or 1)):
+        yield count
 
 
 def local_devices() -> list[jax.Device]:
@@ -398,8 +408,8 @@ def _check_started_backend(count: int | None) -> None:
 
 _SET_FIRST = "Set the number before the first JAX computation (also before jax.devices())"
 _START_FIRST = (
-    "JAX or plain Keras has started it before Unison could: right after you have set the number, "
-    "create the strategy or call tf.config.list_logical_devices(), and compute then"
+    "JAX or plain Keras has started it before Unison could: call unison.set_logical_cpu_devices (or "
+    "tf.config) before they compute, or create the strategy before"
 )
 
 

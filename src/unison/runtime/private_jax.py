@@ -258,6 +258,45 @@ def cache_programs_of_each_process() -> None:
     vars(compiler)["_cache_write"] = in_any
 
 
+class _CpuStart:
+    """The start of JAX's CPU devices, which this module changes as it is asked to.
+
+    Attributes:
+        address: Where this process listens when CPUs of several processes exchange data.
+        within: Returns the context of the start; it yields the number of devices, None for JAX's.
+    """
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self.within: Callable[[], contextlib.AbstractContextManager[int | None]] = (
+            contextlib.nullcontext
+        )
+
+    def change(self) -> None:
+        """Has JAX call this; it holds for backends that start later."""
+        register_backend_factory("cpu", self._make_client, priority=0, fail_quietly=False)
+
+    def _make_client(self) -> Any:
+        with self.within() as count:
+            make = xla_bridge.make_cpu_client
+            if count is not None:  # JAX's option cannot be set while another backend runs
+                option: Any = types.SimpleNamespace(value=count)
+                with_option = vars(xla_bridge) | {"num_cpu_devices": option}
+                make = types.FunctionType(make.__code__, with_option, make.__name__)
+            return make(self._collectives())
+
+    def _collectives(self) -> Any:
+        """Returns the collectives that listen at the address; None for JAX's own."""
+        connected = distributed.global_state.client
+        is_gloo = config.cpu_collectives_implementation.value == "gloo"
+        if self.address is None or connected is None or not is_gloo:
+            return None
+        return _jax.make_gloo_tcp_collectives(connected, hostname=self.address)
+
+
+_cpu_start = _CpuStart()
+
+
 def listen_for_collectives_at(address: str) -> None:
     """Makes this process listen at an address when CPUs of several processes exchange data.
 
@@ -266,15 +305,20 @@ def listen_for_collectives_at(address: str) -> None:
     Args:
         address: One of this machine's.
     """
+    _cpu_start.address = address
+    _cpu_start.change()
 
-    def make_client() -> Any:
-        connected = distributed.global_state.client
-        collectives = None
-        if connected is not None and config.cpu_collectives_implementation.value == "gloo":
-            collectives = _jax.make_gloo_tcp_collectives(connected, hostname=address)
-        return xla_bridge.make_cpu_client(collectives)
 
-    register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+def start_cpus_within(
+    context: Callable[[], contextlib.AbstractContextManager[int | None]],
+) -> None:
+    """Makes JAX start its CPU devices inside a context, whoever is the first to use them.
+
+    Args:
+        context: Returns the context, which yields the number of devices; None: as configured.
+    """
+    _cpu_start.within = context
+    _cpu_start.change()
 
 
 def described_cpus(count: int) -> list[jax.Device]:
