@@ -11,7 +11,6 @@ import pytest
 
 from unison import errors
 from unison.runtime import devices
-from unison.storage import atomic
 from unison.train import Checkpoint, CheckpointManager, latest_checkpoint, load_checkpoint
 from warm_workers import launch
 
@@ -206,7 +205,7 @@ def test_workers_agree_on_the_last_whole_one(saved, tmp_path):
 
     shutil.copytree(saved.folder / "run", tmp_path / "run")
     of_second = tmp_path / "run/ckpt-4/ocdbt.process_1"
-    flip_a_bit(of_second if of_second.exists() else tmp_path / "run/ckpt-4/divided")
+    flip_a_bit(of_second if of_second.exists() else tmp_path / "run/ckpt-4")
     run = saved.url.replace(str(saved.folder), f"{tmp_path}/run")
     assert on_workers(fall_back, run) == [f"{run}/ckpt-3"] * 2
 
@@ -284,7 +283,6 @@ def test_the_error_of_one_worker_is_raised_on_all_and_nothing_is_left(tmp_path, 
     assert "No space is left" in second
     assert latest is None
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-1"]
-    assert atomic.UNFINISHED not in os.listdir(tmp_path / "ckpt-1")
 
 
 def die_while_writing(folder):
@@ -369,6 +367,7 @@ def test_what_a_killed_worker_has_left_in_a_remote_folder_is_no_checkpoint(tmp_p
         load_checkpoint(left)
     Checkpoint(format="orbax", **weights).write(left)
     assert load_checkpoint(left).get_tensor(f"small/{VALUE}") == 3.0
+    assert len(os.listdir(tmp_path / "ckpt-2")) == 2  # the index, and one tree
 
 
 def save_in_own_memory(url):

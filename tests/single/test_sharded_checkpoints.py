@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import pathlib
 import random
 import sys
 import zipfile
@@ -18,7 +19,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 import unison
 from subprocess_program import run_program
 from unison.data.files import checksums
-from unison.errors import DataLossError, FailedPreconditionError, NotFoundError
+from unison.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from unison.storage import remote_folder
+from unison.storage.patience import PATIENCE
 from unison.train import (
     Checkpoint,
     CheckpointManager,
@@ -487,7 +497,8 @@ def test_a_remote_folder_is_read_by_orbax_and_by_any_division(tmp_path, small_ch
             restored = objects(strategy, factor=0)
             Checkpoint(**restored).restore(place).assert_consumed()
             assert_equal(restored, saved)
-    tree = ocp.PyTreeCheckpointer().restore(path.removeprefix("file://"))
+    [tree_folder] = pathlib.Path(path.removeprefix("file://")).glob("tree-*")
+    tree = ocp.PyTreeCheckpointer().restore(tree_folder)
     for name, variable in saved["variables"].items():
         if name != "none":
             np.testing.assert_array_equal(tree["variables"][name], variable.numpy())
@@ -510,16 +521,18 @@ def flipped(content):
     ("change", "said"),
     [
         (flipped, "checksum mismatch in array 'weight"),
-        (lambda content: content[:-1], r"chunk 'weight/0\.0' has other than 2048 bytes"),
+        (lambda content: content[:-1], r"weight/0\.0 has other than 2048 bytes"),
+        (lambda content: b"", "and their files"),
         (lambda content: content * 2, "has other than 2048 bytes"),
         (None, "and their files"),
     ],
-    ids=["flipped", "short", "long", "missing"],
+    ids=["flipped", "short", "empty", "long", "missing"],
 )
 def test_a_wrong_remote_chunk_is_an_error_and_changes_nothing(remote, change, said):
     weight = unison.Variable(np.ones((32, 16), np.float32))
     path = Checkpoint(format="orbax", weight=weight).write(f"{remote}/ckpt")
-    system, name = fsspec.core.url_to_fs(f"{path}/weight/0.0")
+    system, name = fsspec.core.url_to_fs(path)
+    [name] = system.glob(f"{name}/tree-*/weight/0.0")
     if change is None:
         system.rm(name)
     else:
@@ -530,12 +543,86 @@ def test_a_wrong_remote_chunk_is_an_error_and_changes_nothing(remote, change, sa
     assert not weight.numpy().any()
 
 
-def test_the_names_in_a_remote_index_lead_to_no_other_folder(remote, monkeypatch):
+def test_the_tree_of_a_remote_index_is_in_its_folder(remote, monkeypatch):
+    checkpoint = Checkpoint(format="orbax", weight=unison.Variable(1.0))
+    folder = sharded_archive.ShardedContent.remote_folder
+    monkeypatch.setattr(
+        sharded_archive.ShardedContent,
+        "remote_folder",
+        lambda self, path: f"{path}/../{os.path.basename(folder(self, path))}x",
+    )
+    path = checkpoint.write(f"{remote}/ckpt")
+    with pytest.raises(DataLossError, match="expected a name that matches"):
+        load_checkpoint(f"{remote}/ckpt/..")
+    with pytest.raises(NotFoundError):
+        load_checkpoint(path)
+
+
+NAMES = ["enc::w", "a/b", "a\\b", "a\0b", "..", "", "%2F", "unison.index", "_METADATA", "x" * 300]
+
+
+@pytest.mark.parametrize("url", ["file", "memory"])
+def test_variables_of_any_name_are_saved_remotely(tmp_path, remote, url):
+    folder = f"file://{tmp_path}" if url == "file" else remote
+    variables = {name: unison.Variable(float(n)) for n, name in enumerate(NAMES)}
+    path = Checkpoint(format="orbax", held=variables, unison=variables).save(f"{folder}/ckpt")
+    assert latest_checkpoint(folder) == path
+    for variable in variables.values():
+        variable.assign(-1.0)
+    Checkpoint(held=variables).restore(path).expect_partial()
+    assert [float(variable) for variable in variables.values()] == list(range(len(NAMES)))
+
+
+def test_a_write_that_fails_leaves_the_checkpoint_at_its_path(remote, monkeypatch):
+    weights = [unison.Variable(np.full(3, 1.0)) for _ in range(4)]
+    checkpoint = Checkpoint(format="orbax", weights=weights)
+    path = checkpoint.write(f"{remote}/ckpt")
+    for weight in weights:
+        weight.assign(np.full(3, 2.0))
+    write = remote_folder.RemoteFolder.write
+
+    def full(self, name, content):
+        if "/2/" in name or ".2/" in name:
+            raise ResourceExhaustedError(message="No space is left.")
+        write(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_folder.RemoteFolder, "write", full)
+        with pytest.raises(ResourceExhaustedError):
+            checkpoint.write(path)
+    Checkpoint(weights=weights).read(path)
+    assert weights[3].numpy().tolist() == [1.0] * 3
+    assert checkpoint.write(path) == path  # which removes what the other has left
+    system, name = fsspec.core.url_to_fs(path)
+    assert len(system.ls(name)) == 2  # the index, and one tree
+    system.rm(f"{name}/unison.index")  # as one that is killed while it removes it
+    checkpoint_formats.remove_checkpoint(path)
+    assert not system.exists(name)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (PermissionError("Access Denied"), PermissionDeniedError),
+        (OSError(16, "SlowDown"), UnavailableError),
+        (ConnectionResetError("reset"), UnavailableError),
+    ],
+    ids=lambda each: getattr(each, "__name__", type(each).__name__),
+)
+def test_a_store_that_does_not_answer_is_no_corrupt_checkpoint(
+    remote, monkeypatch, raised, expected
+):
     weight = unison.Variable(np.ones((32, 16), np.float32))
-    path = Checkpoint(format="orbax", weight=weight).write(f"{remote}/ckpt")
-    monkeypatch.setattr(sharded_archive, "_path_of", lambda _: ("..",))
-    with pytest.raises(DataLossError, match="leads out of the folder"):
-        load_checkpoint(path).get_tensor(f"weight/{VALUE}")
+    Checkpoint(format="orbax", weight=weight).save(f"{remote}/ckpt")
+    system, _ = fsspec.core.url_to_fs(remote)
+
+    def fail(*args, **options):
+        raise raised
+
+    monkeypatch.setattr(PATIENCE, "first_wait", 0.001)
+    monkeypatch.setattr(type(system), "cat_file", fail)
+    with pytest.raises(expected):
+        latest_checkpoint(remote)
 
 
 def test_a_remote_folder_with_other_files_is_not_replaced(remote):
@@ -544,10 +631,7 @@ def test_a_remote_folder_with_other_files_is_not_replaced(remote):
     checkpoint = Checkpoint(format="orbax", weight=unison.Variable(1.0))
     with pytest.raises(FailedPreconditionError, match=r"a folder that has 'thesis\.txt'"):
         checkpoint.write(f"{remote}/mine")
-    path = checkpoint.write(f"{remote}/ckpt")
-    system.pipe_file(f"{name}/ckpt/notes.txt", b"mine")
-    assert checkpoint.write(f"{remote}/ckpt") == path
-    assert system.cat_file(f"{name}/ckpt/notes.txt") == b"mine"
+    assert system.cat_file(f"{name}/mine/thesis.txt") == b"all"
 
 
 @pytest.mark.slow

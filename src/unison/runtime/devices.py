@@ -408,8 +408,8 @@ def _check_started_backend(count: int | None) -> None:
 
 _SET_FIRST = "Set the number before the first JAX computation (also before jax.devices())"
 _START_FIRST = (
-    "JAX or plain Keras has started it before Unison could: call unison.set_logical_cpu_devices (or "
-    "tf.config) before they compute, or create the strategy before"
+    "JAX or plain Keras has started it before Unison could: before they compute, call "
+    "unison.set_logical_cpu_devices (or tf.config), or create the strategy"
 )
 
 

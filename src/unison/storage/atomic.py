@@ -25,9 +25,6 @@ from unison.storage.temporary_folders import temporary_folder
 #: The suffix of the names of incomplete files.
 _ASIDE = ".tmp"
 
-#: The file in a remote folder that is not complete.
-UNFINISHED = "unison.unfinished"
-
 #: Of Linux: the working folder, and the flag of `renameat2` that exchanges names.
 _HERE, _EXCHANGE = -100, 2
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS}
@@ -124,22 +121,6 @@ def replacing_folder(path: str, last: str, others: Iterable[str] = ()) -> Iterat
                     _sync(os.path.join(folder, name))
                 sync_folder(folder)
             new.publish()
-
-
-@contextlib.contextmanager
-def filling_folder(path: str, last: str) -> Iterator[str]:
-    """Yields a folder behind fsspec, into which processes write together, at last the file `last`.
-
-    Readers ignore the folder until then. What else is in it stays; while it is not complete, it
-    has a file `UNFINISHED`, also if its writers are killed.
-    """
-    with named_errors(path):
-        remove(os.path.join(path, last))
-        unfinished = os.path.join(path, UNFINISHED)
-        with replacing(unfinished) as file:
-            file.write(b"The writers of this folder are writing it, or have failed.\n")
-        yield path
-        remove(unfinished)
 
 
 class Aside:

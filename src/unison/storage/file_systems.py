@@ -46,6 +46,20 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
+def local_path_of(path: str) -> str | None:
+    """Returns the path on this machine, of one that is local or behind `file://`; None: elsewhere.
+
+    Examples:
+        >>> local_path_of("/tmp/a"), local_path_of("file:///tmp/a"), local_path_of("memory://a")
+        ('/tmp/a', '/tmp/a', None)
+    """
+    if not is_remote(path):
+        return path
+    system, name = file_system(path)
+    protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
+    return name if "file" in protocols else None
+
+
 def file_system(path: str, **options: Any) -> tuple[Any, str]:
     """Returns fsspec's file system for a path, and the path in it.
 

@@ -126,4 +126,6 @@ def download(remote: str, folder: str) -> None:
 
 def _fresh(path: str) -> tuple[Any, str]:
     """Returns a file system without cached listings, and the path in it."""
-    return file_system(path, skip_instance_cache=True)
+    system, name = file_system(path)
+    system.invalidate_cache()  # another instance would connect anew
+    return system, name

@@ -16,6 +16,9 @@ from unison.storage.file_systems import is_remote, named_errors
 #: The maximum length of a name in a message.
 _SHOWN = 120
 
+#: The maximum length of a path in a message.
+_SHOWN_PATH = 1000
+
 
 def checked_name(name: object, pattern: re.Pattern[str], where: str) -> str:
     """Returns a name that was read from a file, if it is a valid name of a file in a folder.
@@ -124,6 +127,7 @@ def _is_one_name(name: str) -> bool:
 
 def _leads_out(path: str, folder: str) -> DataLossError:
     return DataLossError(
-        message=f"{path} leads out of the folder {folder}. Expected names and links of what is "
-        "in that folder. Copy what it leads to into the folder if you trust whoever made it."
+        message=f"{path[:_SHOWN_PATH]} leads out of the folder {folder}. Expected names and "
+        "links of what is in that folder. Copy what it leads to into the folder if you trust "
+        "whoever made it."
     )

@@ -60,12 +60,13 @@ class Patience:
 PATIENCE = Patience()
 
 
-def attempted(path: str, operation: Callable[[], Result]) -> Result:
+def attempted(path: str, operation: Callable[[], Result], done: str = "read") -> Result:
     """Returns the result of `operation`, which is retried after transient errors.
 
     Args:
-        path: What it reads, for messages.
+        path: What it reads or writes, for messages.
         operation: Called in its own thread, once per attempt.
+        done: In messages: "read" or "written".
 
     Raises:
         UnavailableError: The last attempt failed.
@@ -93,8 +94,8 @@ def attempted(path: str, operation: Callable[[], Result]) -> Result:
     spent = time.monotonic() - begin
     what = DeadlineExceededError if isinstance(last, TimeoutError) else UnavailableError
     raise what(
-        message=f"{path} cannot be read: {PATIENCE.tries} attempts in {spent:.1f} seconds failed, "
-        f"the last one with {type(last).__name__}: {last}"
+        message=f"{path} cannot be {done}: {PATIENCE.tries} attempts in {spent:.1f} seconds "
+        f"failed, the last one with {type(last).__name__}: {last}"
     ) from last
 
 

@@ -88,7 +88,7 @@ def write_archive_to(
     file: IO[bytes],
     nodes: Sequence[Node],
     arrays: Mapping[str, np.ndarray],
-    elsewhere: Mapping[str, Any] | None = None,
+    further: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a checkpoint into an open file.
 
@@ -96,7 +96,7 @@ def write_archive_to(
         file: The file.
         nodes: The objects.
         arrays: The arrays, by key.
-        elsewhere: The descriptions, for JSON, of arrays that are in other files, by key.
+        further: Further entries of the index, for JSON.
     """
     index: dict[str, Any] = {
         "format": _FORMAT,
@@ -106,9 +106,8 @@ def write_archive_to(
             key: {"shape": list(array.shape), "dtype": name_of_dtype(array.dtype)}
             for key, array in arrays.items()
         },
+        **(further or {}),
     }
-    if elsewhere is not None:
-        index["elsewhere"] = elsewhere
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(_GRAPH), json.dumps(index))
         for key, array in arrays.items():

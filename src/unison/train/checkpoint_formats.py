@@ -12,7 +12,6 @@ from unison.storage.file_systems import is_remote
 from unison.storage.temporary_folders import temporary_folder
 from unison.train.archive import SUFFIX, Archive
 from unison.train.orbax_archive import OrbaxArchive, is_orbax_folder
-from unison.train.orbax_format import DATABASE
 from unison.train.record_archive import RecordArchive
 from unison.train.safetensors import INDEX_SUFFIX, SafetensorsArchive
 from unison.train.safetensors import SUFFIX as SAFETENSORS_SUFFIX
@@ -54,9 +53,9 @@ def open_checkpoint(prefix: str) -> AnyArchive:
 
 
 def _opened_folder(prefix: str) -> ShardedArchive:
-    is_remote_database = is_remote(prefix) and files.exists(os.path.join(prefix, DATABASE))
-    if not is_remote_database:
-        return ShardedArchive(prefix, prefix)
+    archive = ShardedArchive(prefix, prefix)
+    if not archive.is_remote_database:
+        return archive
     # One that was copied there, or that an earlier release has written.
     with contextlib.ExitStack() as stack:
         copy = stack.enter_context(temporary_folder("checkpoint"))

@@ -68,11 +68,6 @@ class ChunkGrid(NamedTuple):
     def chunk_bytes(self) -> int:
         return math.prod(self.chunk) * self.dtype.itemsize
 
-    @property
-    def zarr_metadata(self) -> dict[str, Any]:
-        """The description of the array for TensorStore's driver `zarr`, without its dtype."""
-        return {"shape": self.shape, "chunks": self.chunk, "compressor": None}
-
     def __len__(self) -> int:
         return math.prod(self.counts)
 

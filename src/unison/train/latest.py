@@ -9,7 +9,15 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from unison.errors import DataLossError, FailedPreconditionError, NotFoundError, OpError
+from unison.errors import (
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotFoundError,
+    OpError,
+    PermissionDeniedError,
+    UnavailableError,
+)
 from unison.runtime import process_group
 from unison.runtime.elastic.lifecycle import happened
 from unison.runtime.process_group import all_gather_json
@@ -132,6 +140,8 @@ def _whole_ones(
                 archive.verify_share(process_group.index(), process_group.count())
             elif others_too:
                 archive.verify()
+        except (DeadlineExceededError, PermissionDeniedError, UnavailableError):
+            raise  # it may be whole, and an older one in its place would lose what has been done
         except OpError as error:
             logger.warning("Skipping checkpoint %s: %s", path, error)
         else:

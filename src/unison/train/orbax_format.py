@@ -27,9 +27,6 @@ from unison.train.chunk_plan import ChunkGrid, Region, slices_of
 #: The file with the description of a tree of arrays.
 METADATA = "_METADATA"
 
-#: The file with which a database of OCDBT begins.
-DATABASE = "manifest.ocdbt"
-
 #: The dtypes that TensorStore writes in Zarr 2. Without asking it: importing it takes long.
 DTYPES = frozenset(
     "bool int4 int8 uint8 int16 uint16 int32 uint32 int64 uint64 float4_e2m1fn float8_e3m4 "
@@ -139,25 +136,22 @@ class TreeWriter:
                 written.result()
 
     def _spec(self, name: str, grid: ChunkGrid) -> dict[str, Any]:
-        return {
-            "driver": "zarr",
-            "kvstore": {
-                "driver": "ocdbt",
-                # Nobody reads these files before they are complete, except for the manifest.
-                "base": {
-                    "driver": "file",
-                    "path": self._database,
-                    "file_io_locking": {"mode": "non_atomic"},
-                },
-                "manifest": {"driver": "file", "path": self._database},
-                "path": name,
-                "config": _DATABASE,
-                "assume_config": True,
-                "cache_pool": "cache_pool#ocdbt",
+        place = {
+            "driver": "ocdbt",
+            # Nobody reads these files before they are complete, except for the manifest.
+            "base": {
+                "driver": "file",
+                "path": self._database,
+                "file_io_locking": {"mode": "non_atomic"},
             },
-            "metadata": grid.zarr_metadata,
-            "dtype": grid.dtype.name,
-            "create": True,
+            "manifest": {"driver": "file", "path": self._database},
+            "path": name,
+            "config": _DATABASE,
+            "assume_config": True,
+            "cache_pool": "cache_pool#ocdbt",
+        }
+        return {
+            **zarr_spec(grid, **place),
             "open": True,
             "recheck_cached_metadata": False,
             "recheck_cached_data": False,
@@ -171,6 +165,22 @@ class TreeWriter:
             grids: The chunks of each array in the tree.
         """
         describe_tree(self._folder, grids, self._process, is_database=True)
+
+
+def zarr_spec(grid: ChunkGrid, **place: Any) -> dict[str, Any]:
+    """Returns TensorStore's specification of a new array.
+
+    Args:
+        grid: Its chunks.
+        place: The store that it is in.
+    """
+    return {
+        "driver": "zarr",
+        "kvstore": place,
+        "metadata": {"shape": grid.shape, "chunks": grid.chunk, "compressor": None},
+        "dtype": grid.dtype.name,
+        "create": True,
+    }
 
 
 def describe_tree(
@@ -271,7 +281,7 @@ class TreeReader:
         self.is_foreign = metadata.get("custom_metadata") != _MADE_BY_UNISON
         is_database = metadata.get("use_ocdbt")
         if is_database is None:  # an early release has written it
-            is_database = os.path.exists(os.path.join(folder, DATABASE))
+            is_database = os.path.exists(os.path.join(folder, "manifest.ocdbt"))
         self._is_database = bool(is_database)
         self._driver = "zarr3" if metadata.get("use_zarr3", False) else "zarr"
         # A chunk that is missing is lost, unless zeros were left out.

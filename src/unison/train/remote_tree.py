@@ -10,21 +10,36 @@ specification, version 2.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 
 import numpy as np
 
-from unison.storage.file_systems import file_system, named_errors
-from unison.storage.names import path_inside
+from unison.storage.remote_folder import RemoteFolder
 from unison.storage.temporary_folders import temporary_folder
 from unison.thread_pool import ThreadPool
 from unison.train.chunk_plan import ChunkGrid, Region
-from unison.train.orbax_format import OwnChunks, TreePath, describe_tree, name_of, require_orbax
+from unison.train.orbax_format import (
+    METADATA,
+    OwnChunks,
+    TreePath,
+    describe_tree,
+    name_of,
+    require_orbax,
+    zarr_spec,
+)
 
 #: The objects that are written, or read, at a time; they bound the memory beside the state.
-_AT_ONCE = 8
+_AT_ONCE = 16
+
+#: The characters that not every file system takes in names; `_stored` replaces them.
+_ODD = re.compile(r"[\x00-\x1f\x7f%./\\?#*]")
+
+#: The most bytes of an array's name. Local file systems take 255, object stores more.
+_MOST_BYTES = 200
 
 
 class RemoteTreeWriter:
@@ -40,7 +55,7 @@ class RemoteTreeWriter:
 
     def __init__(self, folder: str, process: int):
         require_orbax()
-        self._folder = folder
+        self._folder = RemoteFolder(folder)
         self._process = process
 
     def write(self, arrays: Mapping[TreePath, OwnChunks]) -> None:
@@ -49,8 +64,8 @@ class RemoteTreeWriter:
         Raises:
             OpError: They cannot be written.
         """
-        self._put(
-            (_object_of(name_of(path), own.grid, own.grid.region(number)), chunk.tobytes)
+        self._write_all(
+            (_object_of(path, own.grid, own.grid.region(number)), chunk.tobytes)
             for path, own in arrays.items()
             for number, chunk in own.chunks.items()
         )
@@ -64,38 +79,27 @@ class RemoteTreeWriter:
         import tensorstore
 
         with temporary_folder("checkpoint") as local:
-            opening = [
-                tensorstore.open(
-                    {
-                        "driver": "zarr",
-                        "kvstore": {"driver": "file", "path": f"{local}/{name_of(path)}/"},
-                        "metadata": grid.zarr_metadata,
-                        "dtype": grid.dtype.name,
-                        "create": True,
-                    }
-                )
-                for path, grid in grids.items()
-            ]
+            opening = []
+            for path, grid in grids.items():
+                place = f"{local}/{name_of(_stored(path))}/"
+                opening.append(tensorstore.open(zarr_spec(grid, driver="file", path=place)))
             for opened in opening:
                 opened.result()
-            describe_tree(local, grids, self._process, is_database=False)
+            describe_tree(local, map(_stored, grids), self._process, is_database=False)
             found = [
                 os.path.join(folder, name) for folder, _, names in os.walk(local) for name in names
             ]
-            self._put((os.path.relpath(path, local), _reader_of(path)) for path in found)
+            self._write_all((os.path.relpath(path, local), _reader_of(path)) for path in found)
 
-    def _put(self, objects: Iterable[tuple[str, Callable[[], bytes]]]) -> None:
+    def _write_all(self, objects: Iterable[tuple[str, Callable[[], bytes]]]) -> None:
         """Writes objects, each with what a function returns."""
-        system, _ = file_system(self._folder)
 
-        def put(named: tuple[str, Callable[[], bytes]]) -> None:
+        def write(named: tuple[str, Callable[[], bytes]]) -> None:
             name, content = named
-            _, path = file_system(path_inside(self._folder, *name.split("/")))
-            system.makedirs(system._parent(path), exist_ok=True)
-            system.pipe_file(path, content())
+            self._folder.write(name, content())
 
-        with named_errors(self._folder), ThreadPool(_AT_ONCE) as pool:
-            for _ in pool.map(put, objects):
+        with ThreadPool(_AT_ONCE) as pool:
+            for _ in pool.map(write, objects):
                 pass
 
 
@@ -116,9 +120,8 @@ class RemoteTreeReader:
     """
 
     def __init__(self, folder: str, grids: Mapping[TreePath, ChunkGrid]):
-        self._folder = folder
+        self._folder = RemoteFolder(folder)
         self._grids = grids
-        self._system, _ = file_system(folder)
         self._pool = ThreadPool(_AT_ONCE)
 
     def start_reading(self, path: TreePath, region: Region) -> Future[np.ndarray]:
@@ -127,18 +130,30 @@ class RemoteTreeReader:
 
     def _read(self, path: TreePath, region: Region) -> np.ndarray:
         grid = self._grids[path]
-        name = _object_of(name_of(path), grid, region)
-        _, place = file_system(path_inside(self._folder, *name.split("/")))
-        try:
-            found = self._system.cat_file(place, start=0, end=grid.chunk_bytes + 1)
-        except FileNotFoundError:
-            raise ValueError(f"chunk {name!r} is missing") from None
-        if len(found) != grid.chunk_bytes:
-            raise ValueError(f"chunk {name!r} has other than {grid.chunk_bytes} bytes")
+        found = self._folder.read(_object_of(path, grid, region), grid.chunk_bytes)
         return np.frombuffer(found, grid.dtype).reshape(grid.chunk)
 
 
-def _object_of(array: str, grid: ChunkGrid, region: Region) -> str:
+def _object_of(path: TreePath, grid: ChunkGrid, region: Region) -> str:
     """Returns the name of a chunk's object, as Zarr 2 names it."""
     places = [begin // part for (begin, _), part in zip(region, grid.chunk, strict=True)]
-    return f"{array}/{'.'.join(map(str, places)) or '0'}"
+    return f"{name_of(_stored(path))}/{'.'.join(map(str, places)) or '0'}"
+
+
+def _stored(path: TreePath) -> TreePath:
+    """Returns the path of an array in the stored tree: with names that any file system takes.
+
+    Examples:
+        >>> _stored(("model", "layers[0]", "kernel"))
+        ('model', 'layers[0]', 'kernel')
+        >>> _stored(("a.b", "c/d"))
+        ('a%2Eb', 'c%2Fd')
+    """
+    parts = tuple(_ODD.sub(lambda odd: f"%{ord(odd[0]):02X}", part) or "%" for part in path)
+    name = name_of(parts)
+    if name == METADATA:
+        return (f"%{name}",)
+    if len(name.encode(errors="surrogatepass")) <= _MOST_BYTES:
+        return parts
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:32]
+    return (f"{name[: _MOST_BYTES // 8]}-%{digest}",)

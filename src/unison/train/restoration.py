@@ -16,6 +16,7 @@ from unison.module import WAITING
 from unison.storage.decoding import decoding
 from unison.train.checkpoint_formats import AnyArchive
 from unison.train.graph import Parts, announce_new_parts, has_state, is_variable, settle
+from unison.train.sharded_archive import ShardedArchive
 from unison.train.structures import decode_structure
 from unison.train.values import assign, check_fits, read_for
 
@@ -136,6 +137,8 @@ class Restoration:
                 states[number] = owner
         if not self.bound and len(variables) + len(states) < len(self.report.unused):
             archive.verify()  # values that are restored later must not turn out to be corrupt then
+        if isinstance(archive, ShardedArchive):
+            archive.read_ahead(str(nodes[number].variable) for number in variables)
         arrays = {
             number: read_for(variable, archive, str(nodes[number].variable))
             for number, variable in variables.items()

@@ -4,6 +4,9 @@ Each process writes its parts, in chunks (`chunk_plan`), and a CRC-32 of each ch
 flipped bits without an error. `unison.index` is the archive of the graph, of what is not an array
 in the tree, and of all checksums; a folder without it is not a checkpoint. Whoever reads a region
 of an array reads, and verifies, the chunks with elements of it.
+
+Behind fsspec, the tree is in a folder beside the index, which names it (`remote_tree`): so the
+index replaces that of an earlier checkpoint, with its tree, in one moment.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,8 +37,8 @@ from unison.storage.decoding import (
     shape_of,
     whole_number,
 )
-from unison.storage.file_systems import is_remote
-from unison.storage.names import require_files_inside
+from unison.storage.file_systems import is_remote, local_path_of
+from unison.storage.names import checked_name, path_inside, require_files_inside
 from unison.thread_pool import ThreadPool
 from unison.train.archive import SUFFIX, Archive, ArrayDescription, Node, write_archive_to
 from unison.train.chunk_plan import (
@@ -50,7 +54,6 @@ from unison.train.chunk_plan import (
 )
 from unison.train.counter import with_wide_counter
 from unison.train.orbax_format import (
-    DATABASE,
     DTYPES,
     INLINE_BYTES,
     METADATA,
@@ -66,13 +69,20 @@ from unison.train.tensor_bundle import remove_data_files
 #: The file without which a folder is not a checkpoint.
 INDEX = "unison.index"
 
+#: The names of the folders that have the tree of a remote checkpoint.
+_TREE = re.compile(r"tree-[0-9a-f]{16}")
+
 #: The names of files and folders in the folder of a checkpoint.
 _OWN_NAME = re.compile(
-    rf"d|{re.escape(DATABASE)}|{METADATA}|ocdbt\.process_\d+|checksums\.\d+\.json|{re.escape(INDEX)}"
+    rf"d|manifest\.ocdbt|{METADATA}|ocdbt\.process_\d+|checksums\.\d+\.json"
+    rf"|{re.escape(INDEX)}|{_TREE.pattern}"
 )
 
 #: The chunks that are read before they are needed; they bound the memory beside the result.
 _READ_AHEAD = 8
+
+#: The most bytes of an array that is read before others are.
+_SMALL = 1 << 20
 
 _MOST_CRC = 2**32 - 1
 
@@ -106,6 +116,8 @@ class ShardedContent:
         self._arrays: Mapping[str, np.ndarray] = {}
         #: The chunks of all arrays in the tree, by key, once `write` has written them.
         self._grids: dict[str, ChunkGrid] = {}
+        #: The name of the folder that has the tree, if it is a remote one, once it is complete.
+        self._tree: str | None = None
 
     def value_of(self, cell: Cell) -> np.ndarray:
         """Returns the value of a cell, or an array that stands for it if it is written in parts.
@@ -157,6 +169,10 @@ class ShardedContent:
                 )
         return found
 
+    def remote_folder(self, path: str) -> str:
+        """Returns the new folder for the tree of a remote checkpoint."""
+        return f"{path}/tree-{secrets.token_hex(8)}"
+
     def _writer(self, folder: str) -> TreeWriter | RemoteTreeWriter:
         return (RemoteTreeWriter if is_remote(folder) else TreeWriter)(folder, self._process)
 
@@ -195,7 +211,12 @@ class ShardedContent:
             self._writer(folder).complete(
                 {_path_of(key): grid for key, grid in self._grids.items()}
             )
-        elsewhere = {
+        further: dict[str, Any] = {}
+        place = folder
+        if is_remote(folder):
+            place, self._tree = os.path.split(folder)
+            further["tree"] = self._tree
+        further["elsewhere"] = {
             key: {
                 "shape": list(grid.shape),
                 "dtype": name_of_dtype(grid.dtype),
@@ -205,8 +226,8 @@ class ShardedContent:
             for key, grid in self._grids.items()
         }
         others = {key: array for key, array in self._arrays.items() if key not in self._grids}
-        with atomic.replacing(os.path.join(folder, INDEX)) as file:
-            write_archive_to(file, self._nodes, others, elsewhere)
+        with atomic.replacing(os.path.join(place, INDEX)) as file:
+            write_archive_to(file, self._nodes, others, further)
 
     def check(self, path: str) -> None:
         """Checks that the folder would replace nothing but another checkpoint.
@@ -214,11 +235,8 @@ class ShardedContent:
         Raises:
             FailedPreconditionError: There is a folder with other files.
         """
-        names = files.names_in(path)
-        others = [name for name in names if not _OWN_NAME.fullmatch(name)]
-        # A remote one has the names of arrays, and keeps what else is there.
-        is_own = is_remote(path) and not {INDEX, atomic.UNFINISHED}.isdisjoint(names)
-        if others and not is_own:
+        others = [name for name in files.names_in(path) if not _OWN_NAME.fullmatch(name)]
+        if others:
             raise FailedPreconditionError(
                 message="A checkpoint in Orbax's format is a folder. Expected no folder, or one "
                 f"with a checkpoint of Unison, at {path}. Received: a folder that has "
@@ -226,10 +244,14 @@ class ShardedContent:
             )
 
     def published(self, path: str) -> None:
-        """Records it, and removes a checkpoint in another format that it replaces."""
+        """Records it, and removes what it replaces: in other formats, or unfinished."""
         files.remove(path + SUFFIX)
         remove_data_files(path)
         self._record()
+        if self._tree is not None:
+            for name in files.names_in(path):
+                if name not in (INDEX, self._tree) and _OWN_NAME.fullmatch(name):
+                    files.remove_folder(os.path.join(path, name))
 
     @property
     def num_arrays(self) -> int:
@@ -295,33 +317,47 @@ class ShardedArchive(Archive):
 
     Args:
         prefix: Its path.
-        folder: The folder with its files; local, if it has a database.
+        folder: The folder with its files.
+
+    Attributes:
+        is_remote_database: Whether its arrays cannot be read there, but in a local copy.
 
     Raises:
         DataLossError: It is corrupt, or a link in it leads out of it.
     """
 
     def __init__(self, prefix: str, folder: str):
-        if not is_remote(folder):
-            require_files_inside(folder)
+        local = local_path_of(folder)
+        if local is not None:
+            require_files_inside(local)
         self._folder = folder
-        self._identity = files.identity_of(os.path.join(folder, INDEX))
+        self._index = os.path.join(folder, INDEX)
+        self._identity = files.identity_of(self._index)
         self._reader: TreeReader | RemoteTreeReader | None = None
         self._grids: dict[str, ChunkGrid] = {}
         self._checksums: dict[str, list[int]] = {}
-        super().__init__(prefix, files.open_to_read(os.path.join(folder, INDEX)))
+        #: The chunks that are being read before anybody asks for them, by key and number.
+        self._ahead: dict[tuple[str, int], Any] = {}
+        super().__init__(prefix, files.open_to_read(self._index))
 
     def _arrays_elsewhere(self, index: Mapping[str, Any]) -> dict[str, ArrayDescription]:
+        has_folder = "tree" in index
+        self.is_remote_database = is_remote(self._folder) and not has_folder
+        if has_folder:
+            self._folder = path_inside(
+                self._folder, checked_name(index["tree"], _TREE, self._index)
+            )
         for key, described in plain_dict(index["elsewhere"]).items():
             grid = _grid_of(plain_dict(described))
             checksums = plain_list(described["crc32"], len(grid))
             self._checksums[key] = [whole_number(each, most=_MOST_CRC) for each in checksums]
             self._grids[plain_text(key)] = grid
-        # Smaller ones are inside of compressed nodes, and as many as there are checksums.
-        large = [grid for grid in self._grids.values() if grid.chunk_bytes > INLINE_BYTES]
+        # Smaller ones are inside of a database's compressed nodes, as many as there are checksums.
+        smallest = 0 if has_folder else INLINE_BYTES
+        large = [grid for grid in self._grids.values() if grid.chunk_bytes > smallest]
         expected = sum(bytes_of(grid.shape, grid.dtype) for grid in large)
         there = files.size_of_folder(self._folder)
-        if expected > there:
+        if expected > there and not self.is_remote_database:
             raise ValueError(f"its arrays have {expected} bytes, and their files {there}")
         return {key: ArrayDescription(grid.shape, grid.dtype) for key, grid in self._grids.items()}
 
@@ -381,13 +417,23 @@ class ShardedArchive(Archive):
         for _ in self._chunks(each for n, each in enumerate(numbered) if n % count == share):
             pass
 
+    def read_ahead(self, keys: Iterable[str]) -> None:
+        """Starts reading small arrays, which would take a request each, one after the other."""
+        for key in keys:
+            grid = self._grids.get(key)
+            if grid is not None and len(grid) == 1 and grid.chunk_bytes <= _SMALL:
+                self._ahead[key, 0] = self._start_reading(key, 0)
+
+    def _start_reading(self, key: str, number: int) -> Any:
+        with self._reading():
+            region = self._grids[key].region(number)
+            return self._tree().start_reading(_path_of(key), region)
+
     def _chunks(self, wanted: Iterable[tuple[str, int]]) -> Iterator[np.ndarray]:
         """Yields verified chunks, and reads some ahead."""
         pending: list[tuple[str, int, Any]] = []
         for key, number in wanted:
-            region = self._grids[key].region(number)
-            with self._reading():
-                future = self._tree().start_reading(_path_of(key), region)
+            future = self._ahead.pop((key, number), None) or self._start_reading(key, number)
             pending.append((key, number, future))
             if len(pending) > _READ_AHEAD:
                 yield self._verified(*pending.pop(0))
@@ -408,7 +454,7 @@ class ShardedArchive(Archive):
             with self._decoding():
                 yield
         except DataLossError as error:
-            if files.identity_of(os.path.join(self._folder, INDEX)) == self._identity:
+            if files.identity_of(self._index) == self._identity:
                 raise
             raise NotFoundError(
                 message=f"Checkpoint {self.prefix} was deleted or replaced while values of it were "
@@ -436,6 +482,8 @@ def remove_parts(prefix: str) -> None:
     if files.exists(index):
         files.remove(index)  # first: what is left without it is no checkpoint
         files.remove_folder(prefix)
+    elif is_remote(prefix) and any(map(_TREE.fullmatch, files.names_in(prefix))):
+        files.remove_folder(prefix)  # which a killed writer, or remover, has left
 
 
 def _grid_of(described: Mapping[str, Any]) -> ChunkGrid:

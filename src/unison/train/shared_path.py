@@ -29,6 +29,7 @@ import jax
 from unison import errors
 from unison.cells import Cell, Layout, own_copies
 from unison.errors import FailedPreconditionError, OpError, UnknownError
+from unison.interrupts import is_of_a_signal_handler
 from unison.runtime import process_group
 from unison.runtime.coordination import CoordinationStore
 from unison.runtime.elastic.lifecycle import happened
@@ -70,6 +71,9 @@ class Parts(Protocol):
 
     def check(self, path: str) -> None:
         """Raises an error if the folder cannot be at `path`."""
+
+    def remote_folder(self, path: str) -> str:
+        """Returns the new folder for the parts, in the one at a path behind fsspec."""
 
     def write(self, folder: str) -> None:
         """Writes this process's part into a folder."""
@@ -290,7 +294,7 @@ class _First(Writing):
         begun = time.monotonic()
         parts.check(path)
         with _new_folder(path, parts) as folder:
-            self._journal.offer(self.number, os.path.basename(folder))
+            self._journal.offer(self.number, _offered(path, folder))
             parts.write(folder)
             # The others may have more to write, or share a slower disk.
             own_seconds = time.monotonic() - begun
@@ -404,7 +408,13 @@ def _sees(folder: str, in_parts: bool, mark: str) -> bool:
         return True
     if not is_remote(folder):
         os.makedirs(folder, exist_ok=True)  # network file systems remember that it was not there
-    return _comes_true(folder, lambda: files.exists(os.path.join(folder, mark)))
+    try:
+        return _comes_true(folder, lambda: files.exists(os.path.join(folder, mark)))
+    except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
+        logger.warning("Worker %d cannot look into %s: %s", jax.process_index(), folder, error)
+        return False
 
 
 def _comes_true(folder: str, is_true: Callable[[], bool]) -> bool:
@@ -429,9 +439,20 @@ def _write_alone(path: str, parts: Parts) -> None:
 
 
 def _new_folder(path: str, parts: Parts) -> contextlib.AbstractContextManager[str]:
-    """Returns the context of the folder that is written and then is at `path`."""
-    new = atomic.filling_folder if is_remote(path) else atomic.replacing_folder
-    return new(path, parts.last)
+    """Returns the context of the folder into which parts are written.
+
+    A local one then is at `path`. Folders behind fsspec have no names that could be exchanged: in
+    them, each write has a folder of its own, and the file `last` beside it says which one counts.
+    """
+    if is_remote(path):
+        return contextlib.nullcontext(parts.remote_folder(path))
+    return atomic.replacing_folder(path, parts.last)
+
+
+def _offered(path: str, folder: str) -> str:
+    """Returns the name of a new folder for the other processes, from beside `path`."""
+    name = os.path.basename(folder)
+    return f"{os.path.basename(path)}/{name}" if is_remote(path) else name
 
 
 def _await_folder(folder: str) -> None:
@@ -440,8 +461,9 @@ def _await_folder(folder: str) -> None:
     Raises:
         FailedPreconditionError: It does not.
     """
-    inside = os.path.join(folder, atomic.UNFINISHED) if is_remote(folder) else folder
-    if not _comes_true(folder, lambda: files.exists(inside)):
+    if is_remote(folder):
+        return  # it is made by what is written into it
+    if not _comes_true(folder, lambda: os.path.isdir(folder)):
         raise FailedPreconditionError(
             message=f"Worker {jax.process_index()} does not see {folder}, into which the first "
             "worker writes, though it saw another file beside it. Use a file system that shows "
