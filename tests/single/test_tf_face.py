@@ -1,5 +1,6 @@
 """`import unison.tf as tf`: TensorFlow's names on JAX's arrays."""
 
+import collections
 import io
 import logging
 
@@ -262,6 +263,32 @@ def test_every_replica_prints_its_own_values(two):
         two.run(show)
     jax.effects_barrier()
     assert sorted(stream.getvalue().splitlines()) == ["replica: 0"] * 2 + ["replica: 1"] * 2
+
+
+def test_what_a_program_always_prints_is_printed_whenever_it_runs(two):
+    """TensorFlow's lines, which it printed when this was written down."""
+    stream = io.StringIO()
+
+    @tf.function
+    def steps(x):
+        tf.print("step", 7, output_stream=stream)
+        return x + 1
+
+    def signs(x):
+        if x > 0:
+            tf.print("positive", output_stream=stream)
+        else:
+            tf.print("negative", output_stream=stream)
+
+    for number in range(3):
+        steps(tf.constant(number))
+    for number in (1, -1, 1):
+        two.run(signs, args=(tf.constant(number),))
+    dataset = tf.data.Dataset.range(3)
+    list(dataset.map(lambda x: (tf.print("element", output_stream=stream), x)[1]))
+    jax.effects_barrier()
+    printed = collections.Counter(stream.getvalue().splitlines())
+    assert printed == {"step 7": 3, "positive": 4, "negative": 2, "element": 3}
 
 
 def test_printing_goes_to_standard_error_at_once(capsys):

@@ -1,5 +1,7 @@
 """Custom training loops with Keras' parts: in `strategy.run`, and in a plain `tf.function`."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -18,6 +20,31 @@ def halves(array):
 
 
 # -- metrics --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [None, "two_replicas"])
+def test_a_metric_may_return_its_variable(strategy, request):
+    class Calls(tf.keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="calls")
+            self.calls = self.add_weight(name="calls", initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.calls.assign_add(1.0)
+
+        def result(self):
+            return self.calls
+
+    scope = (
+        contextlib.nullcontext() if strategy is None else request.getfixturevalue(strategy).scope()
+    )
+    with scope:
+        model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Calls()])
+    replicas = 1 if strategy is None else 2
+    assert model.evaluate(X, Y, batch_size=8, verbose=0)[1] == 2 * replicas
+    history = model.fit(X, Y, batch_size=4, epochs=2, verbose=0).history
+    assert history["calls"] == [4 * replicas] * 2
 
 
 def test_metrics_count_what_all_replicas_see(two_replicas):

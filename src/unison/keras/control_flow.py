@@ -16,6 +16,7 @@ import keras
 from keras.src import backend
 
 from unison import conversion
+from unison.keras.values import values_in
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError, converted_if_needed
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ def _converting_if_needed(compute: Callable[..., Any]) -> Callable[..., Any]:
         def computed() -> Any:
             named = getattr(fn, "__name__", "")
             own = getattr(getattr(fn, "__self__", None), named, fn)
-            return compute(own, *args, **kwargs)
+            return compute(lambda *args, **kwargs: values_in(own(*args, **kwargs)), *args, **kwargs)
 
         return with_methods_converted(getattr(fn, "__self__", fn), computed)
 

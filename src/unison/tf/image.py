@@ -44,6 +44,7 @@ from unison.tf.pending import PendingImage
 from unison.tf.random_keys import key_of, next_key
 from unison.tf.tensor_spec import is_symbolic_size
 from unison.tf.tensors import cast, convert_to_tensor, saturate_cast, sizes
+from unison.tf.ties import magnitude
 
 __all__ = [
     "decode_and_crop_jpeg",
@@ -520,8 +521,8 @@ def total_variation(images: Any, name: str | None = None) -> jax.Array:
     """Returns the sum of the differences between neighbours. TF: `tf.image.total_variation`."""
     images = _image(images)
     axes = (-3, -2, -1)
-    down = jnp.abs(jnp.diff(images, axis=-3)).sum(axes)
-    return down + jnp.abs(jnp.diff(images, axis=-2)).sum(axes)
+    down = magnitude(jnp.diff(images, axis=-3)).sum(axes)
+    return down + magnitude(jnp.diff(images, axis=-2)).sum(axes)
 
 
 def psnr(a: Any, b: Any, max_val: Any, name: str | None = None) -> jax.Array:

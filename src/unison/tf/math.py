@@ -46,6 +46,7 @@ from unison.tf.tensors import (
 )
 from unison.tf.tensors import axes as axis_numbers
 from unison.tf.text import StringTensor
+from unison.tf.ties import clipped, larger, magnitude, smaller
 
 __all__ = [
     "bincount",
@@ -158,7 +159,7 @@ def _documented(operation: Callable[..., jax.Array], name: str) -> Callable[...,
     return operation
 
 
-abs = _unary("abs", jnp.abs)
+abs = _unary("abs", magnitude)
 acos = _unary("acos", jnp.arccos)
 acosh = _unary("acosh", jnp.arccosh)
 angle = _unary_of_input("angle", jnp.angle)
@@ -216,8 +217,8 @@ less_equal = _binary("less_equal", jnp.less_equal)
 logical_and = _binary("logical_and", jnp.logical_and)
 logical_or = _binary("logical_or", jnp.logical_or)
 logical_xor = _binary("logical_xor", jnp.logical_xor)
-maximum = _binary("maximum", jnp.maximum, np.maximum)
-minimum = _binary("minimum", jnp.minimum, np.minimum)
+maximum = _binary("maximum", larger, np.maximum)
+minimum = _binary("minimum", smaller, np.minimum)
 multiply = _binary("multiply", jnp.multiply, np.multiply)
 multiply_no_nan = _binary("multiply_no_nan", lambda x, y: _unless_zero(y, jnp.multiply(x, y)))
 pow = _binary("pow", jnp.power)
@@ -382,7 +383,7 @@ def clip_by_value(
 ) -> jax.Array:
     """TF: `tf.clip_by_value`."""
     t = convert_to_tensor(t)
-    return jnp.clip(t, operands(t, clip_value_min)[1], operands(t, clip_value_max)[1])
+    return clipped(t, operands(t, clip_value_min)[1], operands(t, clip_value_max)[1])
 
 
 def complex(real: Any, imag: Any, name: str | None = None) -> jax.Array:

@@ -65,6 +65,7 @@ from unison.tf.selecting import gather
 from unison.tf.shaping import space_to_batch
 from unison.tf.tensors import axes as _axes
 from unison.tf.tensors import convert_to_tensor, operands, sizes
+from unison.tf.ties import larger, smaller
 
 __all__ = [
     "atrous_conv2d",
@@ -143,7 +144,7 @@ def relu(features: Any, name: str | None = None) -> jax.Array:
 
 def relu6(features: Any, name: str | None = None) -> jax.Array:
     """TF: `tf.nn.relu6`."""
-    return jax.nn.relu6(convert_to_tensor(features))
+    return smaller(6.0, larger(0.0, convert_to_tensor(features)))
 
 
 def crelu(features: Any, axis: int = -1, name: str | None = None) -> jax.Array:

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from unison.runtime.private_jax import nothing_is_traced
 from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.tensors import is_variable
 from unison.tf.text import StringTensor
@@ -65,7 +66,7 @@ def print(
         # One write a line: replicas print from threads of their own.
         writes(sep.join(map(str, texts)) + end)
 
-    if any(is_traced):
+    if any(is_traced) or not nothing_is_traced():  # also what a compiled program always prints
         jax.debug.callback(write, *(leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)))
     else:
         write()

@@ -20,6 +20,7 @@ from unison.keras.losses import scaled_loss, unscaled_loss
 from unison.keras.scope import computes_by_its_variables
 from unison.keras.stateful_step import call_assigning
 from unison.keras.trainer import trainer_of, trains_alone
+from unison.keras.values import values_in
 from unison.keras.variables import annotate
 from unison.strategies import get_strategy
 from unison.tf.keras.masks import in_keras_step
@@ -132,6 +133,16 @@ def step_with_or_without_state(name: str) -> Callable[..., Any]:
             return with_methods_converted(self, lambda: step(self, *args))
 
     return wrapper
+
+
+def results_with_values(results: Callable[[Any], dict[str, Any]]) -> Callable[[Any], Any]:
+    """Returns `Model.get_metrics_result`, for metrics whose `result` returns a variable."""
+
+    @functools.wraps(results)
+    def get_metrics_result(model: keras.Model) -> dict[str, Any]:
+        return values_in(results(model))
+
+    return get_metrics_result
 
 
 def entry_point(name: str) -> Callable[..., Any]:

@@ -51,6 +51,7 @@ def patch_keras() -> None:
         setattr(keras.layers.Layer, f"{tensors}_shape", old_models.ShapeOf(tensors))
     # The class that defines it: Keras recognizes a program's own `compile` by comparing with that.
     Trainer.compile = old_models.compile_ignoring(_OLD_COMPILE_ARGUMENTS, Trainer.compile)
+    Trainer.get_metrics_result = old_models.results_with_values(Trainer.get_metrics_result)
     for name in ENTRY_POINTS:
         setattr(keras.Model, name, old_models.entry_point(name))
     for name in ("fit", "evaluate", "predict"):
