@@ -135,20 +135,6 @@ def resumed_fit(strategy, folder, form):
         decoded.append(int(line))
         return _numbered(int(line))
 
-    def turns():
-        import keras
-
-        class Numbers(keras.utils.PyDataset):
-            def __len__(self):
-                return 5
-
-            def __getitem__(self, index):
-                decoded.append(index)
-                x, y = _numbered(index)
-                return np.repeat(x[None], 6, 0), np.repeat(y[None], 6, 0)
-
-        return Numbers(workers=2, max_queue_size=1)
-
     def trained(data, backup=None, stops=False):
         model = _linear_model(strategy, form)
         import keras
@@ -164,7 +150,7 @@ def resumed_fit(strategy, folder, form):
         backups = [keras.callbacks.BackupAndRestore(backup, save_freq=1)] if backup else []
         decoded.clear()
         with contextlib.suppress(InterruptedError):
-            model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[Stop(), *backups])
+            model.fit(data, epochs=3, verbose=0, callbacks=[Stop(), *backups])
         return [each.tolist() for each in model.get_weights()]
 
     names = []
@@ -186,7 +172,6 @@ def resumed_fit(strategy, folder, form):
             )
         ),
     }
-    inputs["turns"] = turns  # last: Keras is imported by then
     result = {}
     for kind, data in inputs.items():
         backup = f"{folder}/{kind}"
@@ -287,58 +272,6 @@ def torch_loaders(strategy, form="keras"):
             trained(DataLoader(Numbers(), batch_sampler=other))
         except unison.errors.InvalidArgumentError as error:
             result["refused"] = str(error)
-    return result
-
-
-def py_datasets(strategy, form="keras"):
-    """What Keras' loops give for `PyDataset`s, and which batches this worker computes."""
-    model = _linear_model(strategy, form)
-    import keras
-
-    class Numbers(keras.utils.PyDataset):
-        def __init__(self, sizes, fails_at=None, **kwargs):
-            super().__init__(**kwargs)
-            self._begins = np.cumsum([0, *sizes]).tolist()
-            self._fails_at = fails_at
-            self.computed = set()
-
-        def __len__(self):
-            return len(self._begins) - 1
-
-        def __getitem__(self, index):
-            self.computed.add(int(index))
-            if index == self._fails_at:
-                raise OSError("no such file")
-            numbers = np.arange(self._begins[index], self._begins[index + 1], dtype=np.float32)
-            x, y = numbers[:, None] / 50, numbers[:, None] / 20
-            return x, y, 1 + numbers % 3
-
-    sizes = [12, 12, 12, 7, 1]
-    # With threads, Keras alone gives the batches of an epoch from the second to the first.
-    threads = {"workers": 2} if strategy.input_workers.num_workers > 1 else {}
-    result = {}
-    for kind, shuffle, options in (
-        ("in order", False, threads),
-        ("shuffled", True, threads),
-        ("in the loop", True, {}),
-    ):
-        model = _linear_model(strategy, form)
-        keras.utils.set_random_seed(3)
-        data, validation = Numbers(sizes, **options), Numbers([5, 3], **options)
-        kwargs = {"epochs": 2, "shuffle": shuffle, "class_weight": None, "verbose": 0}
-        history = model.fit(data, validation_data=validation, **kwargs).history
-        steps = model.fit(data, **kwargs, steps_per_epoch=3).history
-        result[kind] = {
-            "numbers": [*history.values(), model.evaluate(data, verbose=0)],
-            "predicted": model.predict(data, verbose=0).ravel().tolist(),
-            "computed": sorted(data.computed),
-            "few": model.evaluate(Numbers([4], **options), verbose=0),
-            "steps": steps["loss"],
-        }
-    try:
-        model.evaluate(Numbers(sizes, fails_at=2, workers=2), verbose=0)
-    except Exception as error:
-        result["failed"] = f"{type(error).__name__}: {error}"
     return result
 
 

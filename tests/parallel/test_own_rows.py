@@ -90,7 +90,7 @@ def test_files_are_read_by_one_worker_each(form):
 @forms("keras", "tf")
 def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path, form):
     results = on_workers("resumed_fit", form, str(tmp_path))
-    for kind in ("data", "files", "function", "turns"):
+    for kind in ("data", "files", "function"):
         for result in results:
             for resumed, whole in zip(result[kind]["resumed"], result[kind]["whole"], strict=True):
                 np.testing.assert_allclose(resumed, whole, rtol=1e-5)
@@ -122,27 +122,6 @@ def test_pytorch_loaders_load_own_examples(form):
         assert "of workers 0 and 1 give other indices" in result["refused"]
     for kind in ("with processes", "drawing", "sampled"):
         assert results[0][kind]["weights"] == results[1][kind]["weights"]
-
-
-@forms("tf", soaked=["keras"])
-@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1), (2, 2)])
-def test_batches_of_a_py_dataset_are_computed_in_turn(workers, devices, form):
-    results = results_of("py_datasets", workers, devices, form)
-    alone = expected("py_datasets", workers * devices)
-    for kind, part in itertools.product(
-        ("in order", "shuffled", "in the loop"), ("numbers", "predicted", "few", "steps")
-    ):
-        # Keras' threads draw another order than its loop does.
-        expected_of = results[0] if kind == "shuffled" else alone
-        for result in results:
-            own, other = (np.hstack(each[kind][part]) for each in (result, expected_of))
-            np.testing.assert_allclose(own, other, 2e-5, 1e-6, err_msg=f"{kind} {part}")
-    for worker, result in enumerate(results):
-        assert result["in order"]["computed"] == list(range(worker, 5, workers))
-        assert result["in the loop"]["computed"] == list(range(5))
-        assert "no such file" in result["failed"]
-    failing = [result["failed"].startswith("OSError") for result in results]
-    assert failing == [worker == 2 % workers for worker in range(workers)]
 
 
 @forms("tf", soaked=["keras"])

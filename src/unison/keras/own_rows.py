@@ -1,9 +1,8 @@
 """Keras' loops on several workers: each reads its own rows of every batch.
 
 A batch is then a tree of `OwnRows`. Datasets are distributed as in a loop of one's own, arrays are
-indexed by the rows of a worker's replicas, a PyTorch `DataLoader` loads those examples, and the
-batches of a `PyDataset` are computed by the workers in turn. What else Keras takes (generators)
-computes whole batches, of which a step takes its rows.
+indexed by the rows of a worker's replicas, and a PyTorch `DataLoader` loads those examples. What
+else Keras takes (generators, a `PyDataset`) computes whole batches, of which a step takes its rows.
 
 In a group of workers that may change, that is so for datasets whose batches can be read again: a
 step that the next group repeats is divided between its workers.
@@ -26,7 +25,6 @@ from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
 from unison.errors import InvalidArgumentError
 from unison.keras.datasets import DatasetAdapter
-from unison.keras.shared_batches import SharedBatches, are_shared
 from unison.keras.torch_loaders import is_divisible, rows_of_loader
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.runtime.process_group import all_gather_json
@@ -59,8 +57,6 @@ def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
         if adapter.num_batches is None:
             _end_with_the_data(epochs)
         return _RowsOfDataset(adapter, dataset.own_batches())
-    if are_shared(adapter):
-        return SharedBatches(adapter, strategy)
     if isinstance(adapter, ArrayDataAdapter) and _are_dense(adapter._inputs):
         return _rows_of_arrays(adapter, strategy)
     if is_divisible(getattr(adapter, "_dataloader", None)):

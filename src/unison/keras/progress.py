@@ -16,7 +16,6 @@ from unison.data import AutoShardPolicy, Dataset, Options
 from unison.keras.feeding import feeding
 from unison.keras.logs import StepLogs
 from unison.keras.own_rows import takes_rows_alone
-from unison.keras.shared_batches import shared
 from unison.keras.torch_loaders import agree_on_order, is_divisible, is_loader, loads_a_part
 from unison.runtime.process_group import all_gather_json
 from unison.tracebacks import filter_traceback
@@ -92,7 +91,7 @@ def agree_on_data(
 
 
 def agreed_dataset(trainer: ReplicaTrainer, data: Any, keeps_order: bool = False) -> Any:
-    """Returns a dataset that is distributed to the workers, or shared by them; other data as it is.
+    """Returns a dataset that is distributed to the workers; other data as it is.
 
     Raises:
         ValueError: A PyTorch loader leaves examples to other workers, and whole batches are needed.
@@ -114,7 +113,7 @@ def agreed_dataset(trainer: ReplicaTrainer, data: Any, keeps_order: bool = False
             )
         return strategy.distribute_datasets_from_function(lambda context: Dataset.from_source(data))
     if not isinstance(data, Dataset):
-        return data if needs_whole or strategy.placement.is_elastic else shared(data, strategy)
+        return data
     if needs_whole or keeps_order or strategy.placement.is_elastic:
         data = Dataset.with_options(data, Options(auto_shard_policy=AutoShardPolicy.DATA))
     return strategy.experimental_distribute_dataset(data)

@@ -25,8 +25,8 @@ from unison.storage.decoding import (
     shape_of,
     whole_number,
 )
-from unison.storage.structures import decode_structure
 from unison.train.archive import Archive
+from unison.train.structures import decode_structure
 from unison.variables import Variable
 
 #: The maximum total number of items of lists, including unsaved ones: the highest indices.

@@ -11,9 +11,9 @@ from unison.saving import directory as folder
 from unison.saving.calling import SavedFunction, SavedSignature
 from unison.saving.saved_object import SavedObject
 from unison.saving.specs import ArraySpec
-from unison.storage.structures import encode_structure
 from unison.train.archive import write_archive
 from unison.train.graph import is_variable
+from unison.train.structures import encode_structure
 
 logger = logging.getLogger("unison")
 

@@ -19,8 +19,8 @@ import numpy as np
 from unison.cells import Cell, has_cell
 from unison.module import WAITING, Tracked
 from unison.runtime.devices import LAUNCH_LOCK
-from unison.storage.structures import encode_structure
 from unison.train.archive import Node
+from unison.train.structures import encode_structure
 
 #: Returns the parts of an object, by name.
 Parts = Callable[[Any], dict[str, Any]]

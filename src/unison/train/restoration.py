@@ -14,10 +14,10 @@ from typing import Any
 from unison.errors import DataLossError
 from unison.module import WAITING
 from unison.storage.decoding import decoding
-from unison.storage.structures import decode_structure
 from unison.train.checkpoint_formats import AnyArchive
 from unison.train.graph import Parts, announce_new_parts, has_state, is_variable, settle
 from unison.train.sharded_archive import ShardedArchive
+from unison.train.structures import decode_structure
 from unison.train.values import assign, check_fits, read_for
 
 logger = logging.getLogger("unison")
