@@ -18,6 +18,12 @@ FACTS = {
         [0.0, 1.0, 2.0, 0.5, -1.0],
         [1.0, 1.0, 0.0, 1.0, 0.0],
     ),
+    "clip_by_value of whole bounds": (
+        lambda x: tf.clip_by_value(x, -2, 2),
+        [-2.0, 3.0, 1.0],
+        [1.0, 0.0, 1.0],
+    ),
+    "maximum of a whole number": (lambda x: tf.maximum(x, 1), [1.0, 0.0], [1.0, 0.0]),
     "bound of clip_by_value": (
         lambda low: tf.clip_by_value([1.0, 2.0, 3.0], low, 9.0),
         2.0,

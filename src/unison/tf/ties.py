@@ -35,6 +35,16 @@ def magnitude(x: Any) -> jax.Array:
 
 
 @jax.custom_jvp
+def _larger(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.maximum(x, y)
+
+
+@_larger.defjvp
+def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (x, y), (dx, dy) = primals, tangents
+    return jnp.maximum(x, y), jnp.where(x >= y, dx, dy)
+
+
 def larger(x: Any, y: Any) -> jax.Array:
     """`jnp.maximum`, with the whole gradient for the first one where both are equal.
 
@@ -42,42 +52,48 @@ def larger(x: Any, y: Any) -> jax.Array:
         >>> [float(each) for each in jax.grad(larger, (0, 1))(1.0, 1.0)]
         [1.0, 0.0]
     """
-    return jnp.maximum(x, y)
-
-
-@larger.defjvp
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    (x, y), (dx, dy) = primals, tangents
-    return jnp.maximum(x, y), _tangent(x >= y, dx, dy)
+    real = _real(x, y)
+    return jnp.maximum(x, y) if real is None else _larger(*real)
 
 
 @jax.custom_jvp
-def smaller(x: Any, y: Any) -> jax.Array:
-    """`jnp.minimum`, with the whole gradient for the first one where both are equal."""
+def _smaller(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.minimum(x, y)
 
 
-@smaller.defjvp
+@_smaller.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, y), (dx, dy) = primals, tangents
-    return jnp.minimum(x, y), _tangent(x <= y, dx, dy)
+    return jnp.minimum(x, y), jnp.where(x <= y, dx, dy)
+
+
+def smaller(x: Any, y: Any) -> jax.Array:
+    """`jnp.minimum`, with the whole gradient for the first one where both are equal."""
+    real = _real(x, y)
+    return jnp.minimum(x, y) if real is None else _smaller(*real)
 
 
 @jax.custom_jvp
-def clipped(x: Any, low: Any, high: Any) -> jax.Array:
-    """`jnp.clip`, with the whole gradient for the value at a bound."""
+def _clipped(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return jnp.clip(x, low, high)
 
 
-@clipped.defjvp
+@_clipped.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, low, high), (dx, dlow, dhigh) = primals, tangents
-    inside = _tangent(x > high, dhigh, dx)
-    return jnp.clip(x, low, high), _tangent(x < low, dlow, inside)
+    inside = jnp.where(x > high, dhigh, dx)
+    return jnp.clip(x, low, high), jnp.where(x < low, dlow, inside)
 
 
-def _tangent(chosen: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Returns the tangent of what is chosen; those of integers are nothing."""
-    if first.dtype == jax.dtypes.float0 or second.dtype == jax.dtypes.float0:
-        return first
-    return jnp.where(chosen, first, second)
+def clipped(x: Any, low: Any, high: Any) -> jax.Array:
+    """`jnp.clip`, with the whole gradient for the value at a bound."""
+    real = _real(x, low, high)
+    return jnp.clip(x, low, high) if real is None else _clipped(*real)
+
+
+def _real(*operands: Any) -> list[jax.Array] | None:
+    """Returns operands in their common dtype, if that has gradients."""
+    dtype = jnp.result_type(*operands)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    return [jnp.asarray(operand, dtype) for operand in operands]
