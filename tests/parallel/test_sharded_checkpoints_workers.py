@@ -250,13 +250,18 @@ def test_workers_with_a_path_each_write_all_to_it(tmp_path):
         )
 
 
+def writer_into(folder):
+    """The class by which a worker writes its chunks into a folder."""
+    from unison.train import sharded_archive
+
+    return sharded_archive.RemoteTreeWriter if "://" in folder else sharded_archive.TreeWriter
+
+
 def fail_in_one(folder):
     import jax
 
-    from unison.train import sharded_archive
-
     weights = weights_of(zero(4))
-    writer = sharded_archive.RemoteTreeWriter if "://" in folder else sharded_archive.TreeWriter
+    writer = writer_into(folder)
     write = writer.write
 
     def full(self, arrays):
@@ -285,23 +290,21 @@ def test_the_error_of_one_worker_is_raised_on_all_and_nothing_is_left(tmp_path, 
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-1"]
 
 
-def die_while_writing(folder):
+def die_while_writing(folder, method):
     import jax
 
-    from unison.train import sharded_archive
-
     weights = weights_of(zero(4))
-    checkpoint = Checkpoint(**weights)
-    checkpoint.write(f"{folder}/ckpt")
+    write = getattr(Checkpoint(**weights), method)
+    write(f"{folder}/ckpt")
     weights["small"].assign(-1.0)
     if jax.process_index() == 1:
-        sharded_archive.TreeWriter.write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-    checkpoint.write(f"{folder}/ckpt")
+        writer_into(folder).write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    write(f"{folder}/ckpt")
 
 
 def test_a_worker_that_is_killed_while_it_writes_leaves_the_last_one_whole(tmp_path):
     with pytest.raises(RuntimeError, match="SIGKILL"):
-        on_workers(die_while_writing, str(tmp_path))
+        on_workers(die_while_writing, str(tmp_path), "write")
     weights = weights_of(zero(2), factor=0.0)
     Checkpoint(**weights).read(tmp_path / "ckpt").expect_partial()
     assert float(weights["small"].numpy()) == 3.0
@@ -340,23 +343,9 @@ def test_of_what_differs_the_first_workers_is_saved(tmp_path):
     assert os.listdir(tmp_path) == ["ckpt"]
 
 
-def die_while_writing_remotely(folder):
-    import jax
-
-    from unison.train import sharded_archive
-
-    weights = weights_of(zero(4))
-    checkpoint = Checkpoint(**weights)
-    checkpoint.save(f"{folder}/ckpt")
-    weights["small"].assign(-1.0)
-    if jax.process_index() == 1:
-        sharded_archive.RemoteTreeWriter.write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-    checkpoint.save(f"{folder}/ckpt")
-
-
 def test_what_a_killed_worker_has_left_in_a_remote_folder_is_no_checkpoint(tmp_path):
     with pytest.raises(RuntimeError, match="SIGKILL"):
-        on_workers(die_while_writing_remotely, f"file://{tmp_path}")
+        on_workers(die_while_writing, f"file://{tmp_path}", "save")
     path = latest_checkpoint(f"file://{tmp_path}")
     assert path == f"file://{tmp_path}/ckpt-1"
     weights = weights_of(zero(2), factor=0.0)
