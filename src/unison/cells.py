@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from unison.captured import note_captured
 from unison.interrupts import signals_held
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.placement import (
@@ -431,6 +432,11 @@ class Cell:
             ValueError: The copies are `ON_READ` and have no aggregation.
             RuntimeError: A program that failed took the value.
         """
+        note_captured(self.name)
+        return self.value_outside()
+
+    def value_outside(self) -> jax.Array | None:
+        """Returns what `read` does, not for a function that may be being traced."""
         with LAUNCH_LOCK:
             if not self.has_value:
                 return None
@@ -525,6 +531,10 @@ class Cell:
 
     def assign(self, value: Any) -> None:
         """Assigns from outside the replicas; see `value_of_each_copy`."""
+        if not note_captured(self.name):
+            self._assign(value)
+
+    def _assign(self, value: Any) -> None:
         with LAUNCH_LOCK:
             self._replace(self._place(self.value_of_each_copy(self._initial(value))))
 
@@ -535,7 +545,7 @@ class Cell:
         """
         part = self.value_of_each_copy(value)
         if part is value or not jnp.issubdtype(part.dtype, jnp.integer):
-            self.assign(value)
+            self._assign(value)
             return
         part = np.asarray(part)
         first = part + (np.asarray(value, part.dtype) - part * self.placement.num_replicas)
@@ -591,11 +601,15 @@ class Cell:
 
     def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
         """Replaces every copy by the result of `function` on it, from outside the replicas."""
+        if not note_captured(self.name):
+            self._update(function)
+
+    def _update(self, function: Callable[[jax.Array], jax.Array]) -> None:
         with LAUNCH_LOCK:
             if self.layout is Layout.LOCAL:
                 # One by one: `function` may use arrays that are on one device.
                 nothing = [None] * len(self.placement.local_replicas)
-                self.update_each(nothing, lambda copy, _: function(copy))
+                self._update_each(nothing, lambda copy, _: function(copy))
             else:
                 self._replace(self._place(function(self._whole())))
 
@@ -613,6 +627,12 @@ class Cell:
                 f"Variable {self.name!r} has {count} copies here, each of which "
                 f"needs a component of a PerReplica value. Received: {len(values)} components."
             )
+        if not note_captured(self.name):
+            self._update_each(values, function)
+
+    def _update_each(
+        self, values: Sequence[Any], function: Callable[[jax.Array, Any], jax.Array]
+    ) -> None:
         with LAUNCH_LOCK:
             copies = [
                 np.asarray(function(jnp.asarray(copy, dtype=copy.dtype), value))

@@ -139,6 +139,11 @@ class Lift:
         self._copies_get_equal_values = False
         return value
 
+    @property
+    def is_traced_now(self) -> bool:
+        """Whether nothing within the program is being traced, such as the body of a loop."""
+        return bool(get_opaque_trace_state(convention="unison") == self._trace)
+
     def holds(self, cell: Cell) -> bool:
         """Whether the program has a value of the cell, wherever its stored arrays are."""
         return cell in self._values or cell in self._pending
@@ -155,7 +160,7 @@ class Lift:
             RuntimeError: The cell belongs to another strategy.
         """
         if cell in self._pending:
-            if get_opaque_trace_state(convention="unison") != self._trace:
+            if not self.is_traced_now:
                 # For example in the body of a scan: values computed here must not leave it.
                 return self._reduced()[cell]
             self._combine_pending()

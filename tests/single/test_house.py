@@ -35,6 +35,7 @@ FLOORS = (
     "eager_fallback",
     "slices",
     "values",
+    "captured",
     "cells",
     "collectives",
     "compression",

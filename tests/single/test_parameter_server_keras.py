@@ -227,3 +227,26 @@ def test_layers_list_the_shards_of_their_weights(started):
     assert [tuple(weight.shape) for weight in layer.weights] == [(4, 3), (3, 3)]
     layer.set_weights([np.ones((4, 3)), np.zeros((3, 3))])
     np.testing.assert_array_equal(layer.embeddings.numpy().sum(axis=1), [3, 3, 3, 3, 0, 0, 0])
+
+
+def test_a_variable_in_a_layer_has_its_value_at_each_step(started):
+    class Times(keras.layers.Layer):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+        def call(self, x):
+            return x * self.factor
+
+    x = np.ones((8, 3), "float32")
+    strategy, _ = started(workers=1)
+    with strategy.scope():
+        factor = tf.Variable(1.0)
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((3,)), Times(factor), dense])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    for value in (1.0, 2.0, 3.0):
+        factor.assign(value)
+        assert model.fit(x, 0 * x[:, :1], verbose=0).history["loss"] == [9 * value**2]
+        assert model.evaluate(x, 0 * x[:, :1], verbose=0) == 9 * value**2
+        assert model.predict(x, verbose=0)[0] == 3 * value

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras.src import backend
 
 from unison.keras.metrics import adopt_metric
 from unison.keras.normalization import BatchNormalization
 from unison.keras.optimizers import adopt_optimizer
+from unison.keras.takeover import for_its_shapes
 from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.keras.variables import LiftingScope, adopt, outside_the_traced_program
 from unison.program import tracing_contexts
@@ -145,7 +147,7 @@ def _owner_of(method: str) -> type:
     return next(owner for owner in keras.Model.__mro__ if method in vars(owner))
 
 
-_WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
+_WRAPPERS: list[tuple[Any, str, Callable[..., Any]]] = [
     (keras.Model, "__new__", _creating_model),
     # What models call, too, for layers that have Keras' trainer as a base.
     (_owner_of("fit"), "__init__", _followed_by(_give_trainer)),
@@ -153,6 +155,7 @@ _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (keras.optimizers.Optimizer, "__init__", _followed_by(adopt_optimizer)),
     (keras.metrics.Metric, "__init__", _followed_by(adopt_metric)),
     (keras.layers.BatchNormalization, "__new__", _creating_normalization),
+    (backend, "compute_output_spec", for_its_shapes),
     *((_owner_of(name), name, _using_model) for name in ("compile", *ENTRY_POINTS)),
 ]
 

@@ -8,6 +8,7 @@ reads and assigns variables (with a gradient tape, `optimizer.apply_gradients` a
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -121,6 +122,26 @@ def cells_touched_by(
     return list(lift.touched)
 
 
+def assigning(model: keras.Model, name: str) -> Callable[[Any], Any]:
+    """Returns a step of `model` that takes a batch, and reads and assigns variables.
+
+    Args:
+        model: A compiled model.
+        name: The name of its step.
+    """
+    step = getattr(model, name)
+    if is_stateful(step):
+        return step
+
+    @functools.wraps(step)
+    def assigning_step(batch: Any) -> Any:
+        return call_assigning(
+            model, lambda _, *state_and_batch: step(*state_and_batch), name, batch
+        )
+
+    return assigning_step
+
+
 def call_assigning(
     model: keras.Model, step: Callable[..., Any], name: str, batch: Any
 ) -> dict[str, Any] | Any:
@@ -205,11 +226,18 @@ class _StepLift(Lift):
             self._writes_are_alike = outer
 
     def assign(self, cell: Cell, value: jax.Array) -> None:
-        super().assign(cell, value)
+        super().assign(cell, self._detached(value))
         if self._writes_are_alike:
             self.alike[cell] = None
         else:
             self.alike.pop(cell, None)
+
+    def add(self, cell: Cell, delta: jax.Array) -> None:
+        super().add(cell, self._detached(delta))
+
+    def _detached(self, value: jax.Array) -> jax.Array:
+        """Returns a value that may leave Keras' gradient, which does not flow through variables."""
+        return value if self.is_traced_now else jax.lax.stop_gradient(value)
 
 
 class _NotingLift(Lift):

@@ -15,6 +15,7 @@ import keras
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
+from unison.captured import StateCapturedError, noting_captured
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import all_reduce, all_reduce_packed
 from unison.collectives.presence import from_the_first_operation
@@ -232,14 +233,21 @@ class StepTracer:
 
         avals = [_replica_aval(c, a) for c, a in zip(self.cells, flat, strict=True)]
         avals += [jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in leaves]
-        with self._strategy.placement.tracing():
+        captured: list[str] = []
+        noting = contextlib.nullcontext(captured) if self._assigns else noting_captured()
+        with self._strategy.placement.tracing(), noting as captured:
             try:
                 jaxpr = converted_if_needed(
                     lambda: traced(on_one_replica, *avals, num_replicas=shares.num_replicas)
                 )
-            except (TypeError, ValueError) as error:
-                note_share(error, [x.shape for x in leaves], rows, shares)
+            except Exception as error:
+                if captured:  # perhaps for that reason
+                    raise StateCapturedError from error
+                if isinstance(error, TypeError | ValueError):
+                    note_share(error, [x.shape for x in leaves], rows, shares)
                 raise
+        if captured:
+            raise StateCapturedError
         inputs = jaxpr.jaxpr.invars[: len(flat)]
         outputs = jaxpr.jaxpr.outvars[len(jaxpr.jaxpr.outvars) - len(flat) :]
         pairs = enumerate(zip(inputs, outputs, strict=True))

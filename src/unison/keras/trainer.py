@@ -20,6 +20,7 @@ import jax
 import keras
 import numpy as np
 
+from unison.captured import StateCapturedError
 from unison.cells import Cell
 from unison.data import Shares, count_examples
 from unison.data.leaves import shape_of
@@ -40,6 +41,7 @@ from unison.keras.stateful_step import (
     METRICS,
     STATE_OF_STEPS,
     StatefulStep,
+    assigning,
     cells_touched_by,
     is_stateful,
 )
@@ -48,9 +50,8 @@ from unison.keras.step_tracing import OTHERS, replica_of_step
 from unison.keras.text_input import TextEncoder, build_on_text
 from unison.keras.variables import adopt_all
 from unison.profiling.regions import FORWARD
-from unison.strategies import Strategy, has_strategy, observing
+from unison.strategies import Strategy, observing
 from unison.strategies.batch_shares import MeasuredShares
-from unison.strategies.default import default_strategy
 from unison.strategies.tuning import Tuning
 from unison.tracebacks import filter_traceback, is_filtering
 
@@ -112,6 +113,9 @@ class ReplicaTrainer:
         self._build_as_keras: Callable[[], None] | None = None
         #: By the name of a step that assigns: the cells that it uses and that are not the model's.
         self._others: dict[str, list[Cell]] = {}
+        #: The steps as compiled, and what computes their logs, by their names.
+        self._compiled: dict[str, CompiledStep] = {}
+        self._results_of: dict[str, Callable[..., dict[str, jax.Array]]] = {}
         vars(model).update(
             fit=with_progress_bar(self, model.fit),
             evaluate=with_progress_bar(self, model.evaluate),
@@ -196,15 +200,15 @@ class ReplicaTrainer:
             note_share(error, [leaf.shape for leaf in leaves], shares.chunk, shares)
             raise
 
-    def _build_for(self, name: str) -> None:
-        """Creates everything that the step `name`, about to be traced, uses."""
+    def _build_for(self, name: str, example: Any) -> None:
+        """Creates everything that the step `name`, about to be traced on batches, uses."""
         assigns = name in self._assigning_steps
         if self._encode_text or not assigns:
             self._build_all()
-        if assigns and self._example is not None:
+        if assigns:
             touched = cells_touched_by(
-                getattr(self._model, name),
-                self._encode_text(self._example) if self._encode_text else self._example,
+                assigning(self._model, name),
+                self._encode_text(example) if self._encode_text else example,
                 self.strategy.placement,
                 functools.partial(replica_of_step, self._model, self.strategy, assigns=True),
             )
@@ -292,20 +296,10 @@ class ReplicaTrainer:
     # -- what Keras calls for each batch ---------------------------------------------------
 
     def _make_train_function(self, force: bool = False) -> None:
-        model = self._model
-        if model.train_function is not None and not force:
+        if self._model.train_function is not None and not force:
             return
-        self._say_what_eager_means()
-        for optimizer in self._optimizers():
-            adopt_optimizer(optimizer)
-        self._build_for("train_step")
-        self._cells("optimizer_variables")
-        if "train_step" not in self._assigning_steps:
-            shard_slots(model.optimizer, self.strategy.placement)
-        step = self._compiled_step("train_step")
-        model.train_function = self._repeated(
-            functools.partial(self._with_logs, step, self._metric_results())
-        )
+        self._prepare("train_step")
+        self._model.train_function = self._repeated(self.step("train_step"))
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         """Returns the model's compiled optimizer, and others that it references."""
@@ -313,23 +307,46 @@ class ReplicaTrainer:
         return [value for value in held if isinstance(value, keras.optimizers.Optimizer)]
 
     def _make_test_function(self, force: bool = False) -> None:
-        model = self._model
-        if model.test_function is not None and not force:
+        if self._model.test_function is not None and not force:
             return
-        self._say_what_eager_means()
-        self._build_for("test_step")
-        step = self._compiled_step("test_step")
-        model.test_function = self._repeated(
-            functools.partial(self._with_logs, step, self._metric_results())
-        )
+        self._prepare("test_step")
+        self._model.test_function = self._repeated(self.step("test_step"))
 
     def _make_predict_function(self, force: bool = False) -> None:
-        model = self._model
-        if model.predict_function is not None and not force:
+        if self._model.predict_function is not None and not force:
             return
-        self._build_for("predict_step")
-        run = functools.partial(self._with_outputs, self._compiled_step("predict_step"))
-        model.predict_function = self._repeated(run, keep_all=True)
+        self._prepare("predict_step")
+        self._model.predict_function = self._repeated(self.step("predict_step"), keep_all=True)
+
+    def _prepare(self, name: str, example: Any = None) -> None:
+        """Builds what the step `name` uses, and makes the step, which is compiled when it runs.
+
+        One that assigns needs a batch. If there is none yet, this is called again for the first.
+        """
+        self._compiled.pop(name, None)
+        example = self._example if example is None else example
+        if example is None and name in self._assigning_steps:
+            return
+        if name == "train_step":
+            for optimizer in self._optimizers():
+                adopt_optimizer(optimizer)
+        self._build_for(name, example)
+        if name == "train_step":
+            self._cells("optimizer_variables")
+            if name not in self._assigning_steps:
+                shard_slots(self._model.optimizer, self.strategy.placement)
+        self._compiled[name] = self._compiled_step(name)
+        if name != "predict_step":
+            self._say_what_eager_means()
+            self._results_of[name] = self._metric_results()
+
+    def _lift_steps(self) -> None:
+        """Makes all steps read and assign other variables than the model's.
+
+        Keras' own steps are functions of the model's state, which capture the values of others.
+        """
+        self._assigning_steps = list(STATE_OF_STEPS)
+        self._compiled.clear()
 
     def _predict_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
         outputs, non_trainable_variables = self._model.predict_step(state, batch)
@@ -339,30 +356,59 @@ class ReplicaTrainer:
         for metric in self._model.metrics:
             adopt_mean(metric)
         cells = self._cells_of(name)
-        step = getattr(self._model, name)
+        step = self._predict_step if name == "predict_step" else getattr(self._model, name)
         if name in self._assigning_steps:
             own = {cell for group in STATE_OF_STEPS[name] for cell in cells[group]}
-            step = StatefulStep(step, list(cells.values()), own, self.strategy.placement)
-        elif name == "predict_step":
-            step = self._predict_step
+            step = StatefulStep(
+                assigning(self._model, name), list(cells.values()), own, self.strategy.placement
+            )
         returns_examples = name == "predict_step"
         return CompiledStep(self._model, self.strategy, step, cells, returns_examples)
 
-    def _with_logs(
-        self,
-        step: CompiledStep,
-        metric_results: Callable[..., dict[str, jax.Array]],
-        groups: Any,
-        batch: Any,
-    ) -> tuple[StepLogs, Any]:
-        running = self._run(step, batch, may_wait=self.steps_may_wait)
-        return StepLogs(step, running.state, metric_results), groups
+    def take_over(self, name: str, batch: Any) -> tuple[Any, Any]:
+        """Runs a step of a loop that Keras has begun without this trainer, whose steps it lifts.
 
-    def _with_outputs(self, step: CompiledStep, groups: Any, batch: Any) -> tuple[Any, Any]:
-        running = self._run(step, batch, may_wait=False)
-        return step.results(running.state), groups
+        Args:
+            name: The name of the step.
+            batch: Its batch.
 
-    def _run(self, step: CompiledStep, batch: Any, may_wait: bool) -> Running:
+        Returns:
+            What Keras' step returns.
+        """
+        self._assigning_steps = list(STATE_OF_STEPS)
+        groups = self._take_state(**dict.fromkeys(STATE_OF_STEPS[name], True))
+        self._model._jax_state_synced = False
+        return self.step(name)(groups, batch)
+
+    def step(self, name: str) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """Returns what runs a step on Keras' state, which are the groups' names, and a batch."""
+        if name == "predict_step":
+            return self._with_outputs
+        return functools.partial(self._with_logs, name)
+
+    def _with_logs(self, name: str, groups: Any, batch: Any) -> tuple[StepLogs, Any]:
+        running = self._run(name, batch, may_wait=self.steps_may_wait)
+        return StepLogs(self._compiled[name], running.state, self._results_of[name]), groups
+
+    def _with_outputs(self, groups: Any, batch: Any) -> tuple[Any, Any]:
+        running = self._run("predict_step", batch, may_wait=False)
+        return self._compiled["predict_step"].results(running.state), groups
+
+    def _run(self, name: str, batch: Any, may_wait: bool) -> Running:
+        step = self._compiled.get(name)
+        if step is not None:
+            try:
+                return self._run_made(step, batch, may_wait)
+            except StateCapturedError:
+                if step.trains:  # it has not begun
+                    self.steps -= 1
+                    self.begun.pop()
+                self._lift_steps()
+        self._store_state()  # the step may take more
+        self._prepare(name, batch)
+        return self._run_made(self._compiled[name], batch, may_wait)
+
+    def _run_made(self, step: CompiledStep, batch: Any, may_wait: bool) -> Running:
         if self._encode_text:
             batch = self._encode_text(batch)
         self._is_in_step = True
@@ -516,25 +562,6 @@ class ReplicaTrainer:
                 "anyway. To debug a step, use jax.debug.print, or OneDeviceStrategy.",
                 self.strategy.num_replicas_in_sync,
             )
-
-
-def trains_alone(model: keras.Model) -> bool:
-    """Gives a model a trainer on the default device if Keras' own cannot run its steps on JAX.
-
-    Those are steps that assign variables (`train_step(self, data)`), and steps of a model that
-    takes text. In a scope, a model that was created outside of it is an error.
-
-    Returns:
-        Whether the model got the trainer now, which has replaced its methods.
-    """
-    if has_strategy() or trainer_of(model) is not None:
-        return False
-    has_text_layers = any(isinstance(layer, HostLayer) for layer in model._flatten_layers())
-    assigns = any(is_stateful(getattr(model, name)) for name in STATE_OF_STEPS)
-    if has_text_layers or assigns:
-        ReplicaTrainer(model, default_strategy())
-        return True
-    return False
 
 
 def _on_the_host(metrics_of: Callable[..., Any]) -> Callable[..., Any]:

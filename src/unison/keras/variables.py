@@ -44,7 +44,7 @@ class ReplicatedVariable(keras.Variable):
     # training loop owns it.
     @property
     def _value(self) -> jax.Array | None:
-        return self.cell.read()
+        return self.cell.value_outside()
 
     @_value.setter
     def _value(self, value: Any) -> None:
@@ -127,7 +127,7 @@ def annotate(
         variable._aggregation = VariableAggregation(aggregation).value
     if isinstance(variable, ReplicatedVariable):
         with outside_the_traced_program():
-            value = variable.cell.read()
+            value = variable.cell.value_outside()
             variable.__dict__["_unison_cell"] = _new_cell(variable, variable.cell.placement, value)
 
 

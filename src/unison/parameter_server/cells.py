@@ -330,7 +330,7 @@ class RemoteCell(Cell):
     def to_home(self, array: jax.Array) -> jax.Array:
         return array
 
-    def read(self) -> jax.Array | None:
+    def value_outside(self) -> jax.Array | None:
         return None if self._array is None else self._concrete(self.stored())
 
     def _whole(self) -> jax.Array:
@@ -350,14 +350,14 @@ class RemoteCell(Cell):
     def copies(self) -> list[np.ndarray]:
         return [self.numpy()]
 
-    def assign(self, value: Any) -> None:
+    def _assign(self, value: Any) -> None:
         self._is_initialized = True
         self._place(value)
 
-    def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
+    def _update(self, function: Callable[[jax.Array], jax.Array]) -> None:
         self._place(function(self.stored()))
 
-    def update_each(
+    def _update_each(
         self, values: Sequence[jax.Array], function: Callable[[jax.Array, jax.Array], jax.Array]
     ) -> None:
         (value,) = values

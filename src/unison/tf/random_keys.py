@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.captured import note_captured
 from unison.cells import Cell, VariableAggregation, VariableSynchronization
 from unison.eager_fallback import needs_python
 from unison.errors import InvalidArgumentError
@@ -56,6 +57,7 @@ def next_key(seed: int | None) -> jax.Array:
     start_devices()
     lift = current_lift()
     if lift is None:
+        note_captured("the stream of tf.random")
         with _lock:
             key = jax.random.fold_in(jax.random.key(_seed), _draws)
             _draws += 1

@@ -19,7 +19,8 @@ from unison.keras.host_layers import with_text_as_objects
 from unison.keras.losses import scaled_loss, unscaled_loss
 from unison.keras.scope import computes_by_its_variables
 from unison.keras.stateful_step import call_assigning
-from unison.keras.trainer import trainer_of, trains_alone
+from unison.keras.takeover import captured_is_an_error, trains_alone
+from unison.keras.trainer import trainer_of
 from unison.keras.values import values_in
 from unison.keras.variables import annotate
 from unison.strategies import get_strategy
@@ -130,7 +131,7 @@ def step_with_or_without_state(name: str) -> Callable[..., Any]:
         with in_keras_step.bound_to(name == "train_step"):
             if len(args) == 1:
                 return call_assigning(self, step, name, *args)
-            return with_methods_converted(self, lambda: step(self, *args))
+            return with_methods_converted(self, lambda: captured_is_an_error(self, step, *args))
 
     return wrapper
 
@@ -149,7 +150,7 @@ def entry_point(name: str) -> Callable[..., Any]:
     """Returns `fit`, `evaluate`, `train_on_batch`, ... of `keras.Model` for programs of Keras 2.
 
     It has the arguments of Keras 2, of which those of the queue are ignored, and trains a model
-    whose steps Keras cannot run on JAX (see `unison.keras.trainer.trains_alone`), or whose
+    whose steps Keras cannot run on JAX (see `unison.keras.takeover.trains_alone`), or whose
     variables are a strategy's, by a trainer of ours.
     """
     method = getattr(keras.Model, name)

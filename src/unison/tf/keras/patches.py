@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-from keras.src import datasets
+from keras.src import backend, datasets
 from keras.src.api_export import register_internal_serializable
 from keras.src.backend.common import dtypes
+from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.dtype_policies.dtype_policy import DTypePolicy
 from keras.src.layers import layer as layer_module
@@ -19,7 +20,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils import file_utils
 
-from unison.keras import text_input
+from unison.keras import takeover, text_input
 from unison.keras.scope import ENTRY_POINTS
 from unison.keras.stateful_step import STATE_OF_STEPS
 from unison.tf.keras import layers, masks, old_models, old_optimizers, old_saving, utils
@@ -58,6 +59,10 @@ def patch_keras() -> None:
         setattr(keras.Model, f"{name}_generator", getattr(keras.Model, name))
     for name in STATE_OF_STEPS:
         setattr(keras.Model, name, old_models.step_with_or_without_state(name))
+    JAXTrainer._make_function = takeover.handed_over(JAXTrainer._make_function)
+    StatelessScope.get_current_value = takeover.asking_around(StatelessScope.get_current_value)
+    StatelessScope.add_update = takeover.telling_around(StatelessScope.add_update)
+    backend.compute_output_spec = takeover.for_its_shapes(backend.compute_output_spec)
     # Where they are defined, so that Keras and we recognize a program's own.
     JAXTrainer.compute_loss_and_updates = masks.returning_masks(JAXTrainer.compute_loss_and_updates)
     JAXTrainer._update_metrics_variables = masks.taking_masks(JAXTrainer._update_metrics_variables)
