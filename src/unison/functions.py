@@ -8,6 +8,7 @@ instead, and the replica programs that it calls are still compiled.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,11 @@ class BoundFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of the method of the instance; Keras looks at that of a layer's `call`."""
+        return inspect.signature(self.__func__.python_function.__get__(self.__self__))
 
     def __eq__(self, other: object) -> bool:
         return (

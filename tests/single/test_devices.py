@@ -58,6 +58,18 @@ def test_the_environment_sets_the_number_of_devices(env):
     assert printed(body, env) == ["3 True"]
 
 
+@pytest.mark.parametrize(
+    "first", ["import jax; jax.numpy.ones(2)", "import keras; keras.ops.ones(2)"]
+)
+def test_the_environment_of_a_tensorflow_program_holds_for_what_computes_first(first):
+    body = f"""
+        import unison.tf as tf
+        {first}
+        print(tf.distribute.MirroredStrategy().num_replicas_in_sync)
+    """
+    assert printed(body, {"UNISON_CPU_DEVICES": "3"}) == ["3"]
+
+
 def test_importing_and_stating_start_no_backend():
     body = """
     import unison.tf.config

@@ -142,6 +142,15 @@ def set_logical_cpu_devices(count: int) -> None:
     _wishes.cpu_devices = count
 
 
+def hold_devices_of_environment() -> None:
+    """Makes `UNISON_CPU_DEVICES`, if it is set, hold for whatever starts the backend.
+
+    Does not start the backend.
+    """
+    if CPU_DEVICES_VARIABLE in os.environ and not backend_is_started():
+        start_cpus_within(_cpu_start)
+
+
 def stated_cpu_devices() -> int | None:
     """Returns the number of logical CPU devices that was configured, None if none was.
 

@@ -3,12 +3,14 @@
 JAX's arrays get the methods that TensorFlow's tensors have beyond NumPy's, operands that are lists
 (`operands`), and slices whose bounds a compiled program computes (`slicing`). NumPy's functions of
 them return NumPy's arrays and numbers, as of TensorFlow's tensors. JAX keeps a 64-bit dtype that is
-named (see `unison.runtime.precision`), as TensorFlow does.
+named (see `unison.runtime.precision`), as TensorFlow does. The logical devices that the environment
+states are those of whatever computes first.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -106,6 +108,10 @@ def _noted(init: Callable[..., None]) -> Any:
 def patch_jax() -> None:
     """Gives JAX's arrays, and its values inside traced programs, TensorFlow's methods."""
     jax.config.update("jax_explicit_x64_dtypes", "allow")
+    if "UNISON_CPU_DEVICES" in os.environ:  # otherwise the import takes longer for nothing
+        from unison.runtime.devices import hold_devices_of_environment
+
+        hold_devices_of_environment()
     kinds: tuple[Any, ...] = (jax.Array, jax.core.Tracer)
     for kind in kinds:
         kind.numpy = _numpy
