@@ -144,6 +144,11 @@ class Lift:
         """Whether nothing within the program is being traced, such as the body of a loop."""
         return bool(get_opaque_trace_state(convention="unison") == self._trace)
 
+    @property
+    def has_values(self) -> bool:
+        """Whether the program has the value of any cell."""
+        return bool(self._values)
+
     def holds(self, cell: Cell) -> bool:
         """Whether the program has a value of the cell, wherever its stored arrays are."""
         return cell in self._values or cell in self._pending

@@ -281,3 +281,81 @@ def test_a_program_without_tensorflows_names_reads_and_assigns_variables():
             (value - 1) ** 2 * np.mean(X**2), rel=1e-5
         )
     assert seen.numpy() == 28
+
+
+class Share(tf.keras.metrics.Metric):
+    """A mean of predictions whose state Keras does not know."""
+
+    def __init__(self, factor):
+        super().__init__(name="share")
+        self.factor = factor
+        annotations = {
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.SUM,
+        }
+        self.total = tf.Variable(0.0, **annotations)
+        self.count = tf.Variable(0.0, **annotations)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(y_pred))
+        self.count.assign_add(tf.cast(tf.size(y_pred), tf.float32))
+
+    def result(self):
+        return self.factor * self.total / self.count
+
+    def reset_state(self):
+        self.total.assign(0.0)
+        self.count.assign(0.0)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_metrics_keep_their_state_in_variables(scope, eagerly):
+    with scope():
+        factor = tf.Variable(1.0)
+        model = ones(metrics=[Share(factor), "mae"], run_eagerly=eagerly)
+    for value in (1.0, 2.0):
+        factor.assign(value)
+        expected = pytest.approx(value * Y.mean(), rel=1e-4)
+        history = model.fit(X, Y, batch_size=4, epochs=2, verbose=0).history
+        assert history["share"] == [expected, expected]
+        evaluated = model.evaluate(X, Y, batch_size=4, verbose=0, return_dict=True)
+        assert evaluated["share"] == expected
+        assert evaluated["mae"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_counter_of_64_bits_counts_small_steps_that_run_together(scope):
+    class Counting(tf.keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.steps = tf.Variable(2**40, dtype=tf.int64)
+
+        def call(self, x, training=False):
+            if training:
+                self.steps.assign_add(1)
+            return x
+
+    with scope():
+        layer = Counting()
+        model = ones(layer)
+    model.fit(X, Y, batch_size=2, epochs=2, verbose=0)
+    assert layer.steps.numpy() == 2**40 + 14
+
+
+def test_a_layers_call_is_a_function(scope):
+    class Compiled(tf.keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(1, kernel_initializer="ones")
+
+        @tf.function
+        def call(self, x, training=False):
+            return self.dense(x) * tf.random.uniform([], 1.0, 2.0)
+
+    with scope():
+        inputs = tf.keras.Input((3,))
+        model = tf.keras.Model(inputs, Compiled()(inputs))
+        model.compile("sgd", "mse")
+    drawn = {float(model.predict(X, verbose=0)[0, 0] / Y[0, 0]) for _ in range(3)}
+    assert len(drawn) == 3
+    assert min(drawn) > 1 - 1e-5
+    model.fit(X, Y, verbose=0)

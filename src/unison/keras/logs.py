@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import keras
 
+from unison.cells import Cell
+from unison.keras.stateful_step import NotingLift, metrics_having
 from unison.keras.step import CompiledStep
 from unison.keras.step_tracing import METRICS_OF_ALL
+from unison.runtime.placement import Placement
+
+
+def metric_results(
+    model: keras.Model, placement: Placement, cells: Sequence[Cell], others: Sequence[Cell]
+) -> Callable[..., dict[str, jax.Array]]:
+    """Returns a function that computes the metrics, as now compiled, over all replicas.
+
+    Its arguments are the stored state of a step, whose last arrays are the metrics' variables,
+    and their values over all replicas, if the step has returned them.
+
+    Args:
+        model: The model.
+        placement: The replicas' devices.
+        cells: Those of the metrics' variables.
+        others: Those that steps use beside the model's. What metrics calculate of them, steps have
+            calculated: their values do not matter here.
+    """
+    avals = [(cell, cell.aval) for cell in others]
+
+    @jax.jit
+    def results(values: list[jax.Array]) -> dict[str, jax.Array]:
+        stand_ins = {cell: jnp.zeros(aval.shape, aval.dtype) for cell, aval in avals}
+        with metrics_having(model, values, NotingLift(placement, stand_ins)):
+            return model.get_metrics_result()
+
+    def results_of_state(
+        state: list[jax.Array], of_all: list[jax.Array] | None
+    ) -> dict[str, jax.Array]:
+        if of_all is not None:
+            return results([value.addressable_data(0) for value in of_all])
+        stored = state[len(state) - len(cells) :]
+        return results([c.combine(array) for c, array in zip(cells, stored, strict=True)])
+
+    return results_of_state
 
 
 class StepLogs(dict):

@@ -107,11 +107,11 @@ def cells_touched_by(
     """
     leaves, structure = jax.tree.flatten(batch)
     shares = Shares(count_examples(leaves), placement.num_replicas)
-    lift: _NotingLift | None = None
+    lift: NotingLift | None = None
 
     def run(*arrays: Any) -> None:
         nonlocal lift
-        lift = _NotingLift(placement, {}, takes_new_cells=True)
+        lift = NotingLift(placement, {}, takes_new_cells=True)
         share = shares.chunk / shares.examples
         with lift.active(), LiftingScope(lift), replica(share):
             called(step, without_absent_parts(jax.tree.unflatten(structure, arrays)))
@@ -140,6 +140,20 @@ def assigning(model: keras.Model, name: str) -> Callable[[Any], Any]:
         )
 
     return assigning_step
+
+
+@contextlib.contextmanager
+def metrics_having(
+    model: keras.Model, values: Sequence[Any], lift: NotingLift
+) -> Iterator[NotingLift]:
+    """Inside, the metrics' variables have `values`, and others, if any, those of `lift`."""
+    with contextlib.ExitStack() as stack:
+        if lift.has_values:
+            stack.enter_context(lift.active())
+            stack.enter_context(LiftingScope(lift))
+        mapping = list(zip(model.metrics_variables, values, strict=True))
+        stack.enter_context(keras.StatelessScope(state_mapping=mapping))
+        yield lift
 
 
 def call_assigning(
@@ -240,7 +254,7 @@ class _StepLift(Lift):
         return value if self.is_traced_now else jax.lax.stop_gradient(value)
 
 
-class _NotingLift(Lift):
+class NotingLift(Lift):
     """A lift that notes which cells are touched."""
 
     def __init__(self, *args: Any, **kwargs: Any):

@@ -566,8 +566,8 @@ class CompiledStep:
             jax.tree.unflatten(structure, [jnp.asarray(example_of(leaf)) for leaf in leaves]),
         )
         if not self._returns_examples:
-            before, logs = tracer.regrouped(values)[-1], flat_logs(self._results)
-            self._results = tracer.logs_without_metrics(logs, before, new[-1])
+            before, logs = tracer.regrouped(values), flat_logs(self._results)
+            self._results = tracer.logs_without_metrics(logs, before, new)
         flat = [value for group in new for value in group]
         for index, (cell, local) in enumerate(zip(self._cells, is_local, strict=True)):
             sharding = cell.placement.per_replica if local else cell.placement.mirrored

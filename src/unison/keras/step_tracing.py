@@ -28,7 +28,7 @@ from unison.keras.metric_states import Update, updates_of
 from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
 from unison.keras.sharded_update import own_state, whole_state
 from unison.keras.share_notes import note_share
-from unison.keras.stateful_step import StatefulStep
+from unison.keras.stateful_step import NotingLift, StatefulStep, metrics_having
 from unison.lifting import combine_writes, seen_from_outside
 from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import traced
@@ -55,6 +55,9 @@ _EXACT_IF_ASSIGNED = (
 _EXACT_IF_RETURNED = (
     "an update that is linear in the gradients. Use self.optimizer.stateless_apply for others."
 )
+
+#: A state, or what is of its form, in the groups that Keras passes.
+_Groups = Sequence[Sequence[Any]]
 
 #: The states of metrics that are neither sums nor extremes.
 _warned_of: weakref.WeakSet[Cell] = weakref.WeakSet()
@@ -207,8 +210,8 @@ class StepTracer:
                     diverging.update(map(self.cells.index, self._step.diverging))
                 new_flat = [value for group in new for value in group]
                 if not self.returns_examples:
-                    before = self.regrouped(state)[-1]
-                    results = self._global_logs(flat_logs(results), before, new[-1], share)
+                    before = self.regrouped(state)
+                    results = self._global_logs(flat_logs(results), before, new, share)
                 new_flat = [
                     old if value is seen else value
                     for old, seen, value in zip(args, state, new_flat, strict=False)
@@ -255,19 +258,43 @@ class StepTracer:
             jaxpr, rows, tree, {index for index, (old, new) in pairs if new is not old}
         )
 
-    def logs_without_metrics(
-        self, logs: Any, before: list[Any], metrics: list[Any]
-    ) -> dict[str, Any]:
-        """Sorts the names of the logs, and returns those logs that no metric reports."""
-        variables = self._model.metrics_variables
-        with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))):
-            results = self._model.get_metrics_result()
-            silent = self._silent_metrics(before, metrics)
-        self.log_names = list(logs)
-        self.metric_names = [name for name in logs if name in results and name not in silent]
-        return {name: value for name, value in logs.items() if name not in self.metric_names}
+    def logs_without_metrics(self, logs: Any, before: _Groups, new: _Groups) -> dict[str, Any]:
+        """Sorts the names of the logs, and returns those logs that no metric reports later.
 
-    def _silent_metrics(self, before: list[Any], after: list[Any]) -> set[str]:
+        Metrics report what they calculate of their own variables. What others calculate, of a
+        `tf.Variable` for example, is calculated here, of the values over all replicas.
+        """
+        with self._metrics_having(new) as lift:
+            results = self._model.get_metrics_result()
+            silent = self._silent_metrics(before[-1], new[-1])
+            of_others = _metrics_reading(self._model, lift) if lift.touched else set()
+        of_others.intersection_update(set(logs) - silent)
+        self.log_names = list(logs)
+        later = results.keys() - silent - of_others
+        self.metric_names = [name for name in logs if name in later]
+        if of_others:
+            with self._metrics_having(self._over_all_replicas(new)):
+                logs = logs | self._model.get_metrics_result()
+        return {name: logs[name] for name in self.log_names if name not in self.metric_names}
+
+    def _metrics_having(self, state: _Groups) -> contextlib.AbstractContextManager[NotingLift]:
+        others = [c for c, g in zip(self.cells, self.groups, strict=True) if g == OTHERS]
+        values = dict(zip(others, state[-2], strict=True)) if others else {}
+        lift = NotingLift(self._strategy.placement, values)
+        return metrics_having(self._model, state[-1], lift)
+
+    def _over_all_replicas(self, state: _Groups) -> _Groups:
+        """Returns a state with the values that are seen outside of the replicas."""
+        flat = [value for group in state for value in group]
+        reported = (OTHERS, "metrics_variables")
+        return self.regrouped(
+            [
+                seen_from_outside(cell, value) if group in reported else value
+                for cell, group, value in zip(self.cells, self.groups, flat, strict=True)
+            ]
+        )
+
+    def _silent_metrics(self, before: Sequence[Any], after: Sequence[Any]) -> set[str]:
         """Returns the log names of the metrics that the step did not update.
 
         A step of the user's may log something else under such a name: a `loss` of its own.
@@ -282,10 +309,10 @@ class StepTracer:
         return names
 
     def _global_logs(
-        self, logs: Any, before: list[Any], metrics: list[Any], share: float
+        self, logs: Any, before: _Groups, new: _Groups, share: float
     ) -> dict[str, Any]:
         """Leaves to `StepLogs` what metrics report, and averages the rest over the examples."""
-        other = self.logs_without_metrics(logs, before, metrics)
+        other = self.logs_without_metrics(logs, before, new)
         weighted = jax.tree.map(
             lambda value: jnp.asarray(value) * share if share else jnp.zeros_like(value), other
         )
@@ -474,6 +501,17 @@ class StepTracer:
             state[index] = cell.take()
             if borrower is not None:
                 cell.lend(borrower)
+
+
+def _metrics_reading(model: keras.Model, lift: NotingLift) -> set[str]:
+    """Returns the log names of the metrics that use variables of `lift`, which is active."""
+    names: set[str] = set()
+    for metric in model.metrics:
+        lift.touched.clear()
+        result = metric.result()
+        if lift.touched:
+            names.update(result if isinstance(result, dict) else [metric.name])
+    return names
 
 
 def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:

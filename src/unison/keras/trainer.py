@@ -28,7 +28,7 @@ from unison.data.statistics import metered
 from unison.interrupts import signals_held, without_signals
 from unison.keras.feeding import Feeder
 from unison.keras.host_layers import HostLayer
-from unison.keras.logs import StepLogs
+from unison.keras.logs import StepLogs, metric_results
 from unison.keras.losses import aggregating_scaled
 from unison.keras.metrics import adopt_mean
 from unison.keras.optimizers import adopt_optimizer
@@ -338,7 +338,9 @@ class ReplicaTrainer:
         self._compiled[name] = self._compiled_step(name)
         if name != "predict_step":
             self._say_what_eager_means()
-            self._results_of[name] = self._metric_results()
+            self._results_of[name] = metric_results(
+                self._model, self.strategy.placement, self._cells(METRICS), self.other_cells()
+            )
 
     def _lift_steps(self) -> None:
         """Makes all steps read and assign other variables than the model's.
@@ -506,32 +508,6 @@ class ReplicaTrainer:
     @property
     def model(self) -> keras.Model:
         return self._model
-
-    def _metric_results(self) -> Callable[..., dict[str, jax.Array]]:
-        """Returns a function that computes the metrics, as now compiled, over all replicas.
-
-        Its arguments are the stored state of a step, whose last arrays are the metrics' variables,
-        and their values over all replicas, if the step has returned them.
-        """
-        model = self._model
-        variables = list(model.metrics_variables)
-        cells = self._cells(METRICS)
-
-        @jax.jit
-        def results(values: list[jax.Array]) -> dict[str, jax.Array]:
-            mapping = list(zip(variables, values, strict=True))
-            with keras.StatelessScope(state_mapping=mapping):
-                return model.get_metrics_result()
-
-        def results_of_state(
-            state: list[jax.Array], of_all: list[jax.Array] | None
-        ) -> dict[str, jax.Array]:
-            if of_all is not None:
-                return results([value.addressable_data(0) for value in of_all])
-            stored = state[len(state) - len(cells) :]
-            return results([c.combine(array) for c, array in zip(cells, stored, strict=True)])
-
-        return results_of_state
 
     def _repeated(self, step: Callable[..., Any], keep_all: bool = False) -> Callable[..., Any]:
         """Runs `steps_per_execution` batches per call."""
