@@ -30,7 +30,7 @@ from unison.runtime.placement import (
     Placement,
     with_replicas_at,
 )
-from unison.runtime.precision import array_type
+from unison.runtime.precision import array_type, device_array, placeable
 from unison.runtime.transfers import shards_in_order, shards_of
 from unison.thread_local import ThreadLocal
 
@@ -432,7 +432,8 @@ class Cell:
             ValueError: The copies are `ON_READ` and have no aggregation.
             RuntimeError: A program that failed took the value.
         """
-        note_captured(self.name)
+        if note_captured(self.name) and self.has_value and self.layout is Layout.LOCAL:
+            return device_array(self.copies()[0])  # nobody asks for its value
         return self.value_outside()
 
     def value_outside(self) -> jax.Array | None:
@@ -441,15 +442,14 @@ class Cell:
             if not self.has_value:
                 return None
             if self.layout is Layout.LOCAL:
-                combined = self._combined(self.stored)
-                return jnp.asarray(combined, dtype=combined.dtype)
+                return device_array(self._combined(self.stored))
             return self._whole()
 
     def _whole(self) -> jax.Array:
         """Returns the value of equal copies, or of one copy that is divided over the devices."""
         array = self.stored()
         if self.is_divided:
-            return jnp.asarray(self.placement.whole(array), dtype=array.dtype)
+            return device_array(self.placement.whole(array))
         self._exposed = self.placement.shares_first_copy
         return self.placement.first_copy(array)
 
@@ -523,7 +523,7 @@ class Cell:
         """
         if not self._is_sum_of_copies:
             return value
-        value = jnp.asarray(value)
+        value = jnp.asarray(placeable(value))
         count = self.placement.num_replicas
         if jnp.issubdtype(value.dtype, jnp.integer):
             return lax.div(value, jnp.asarray(count, value.dtype))
@@ -552,7 +552,7 @@ class Cell:
         copies = [part if replica else first for replica in self.placement.local_replicas]
         with LAUNCH_LOCK:
             self._is_initialized = True
-            self._replace(self._concrete(self.placement.spread(np.stack(copies))))
+            self._replace(self._concrete(self.placement.spread(placeable(np.stack(copies)))))
 
     @property
     def stored_form(self) -> StoredForm:
@@ -599,6 +599,12 @@ class Cell:
             self._is_initialized = True
             self._replace(self._concrete(restored))
 
+    def add(self, delta: jax.Array) -> None:
+        """Adds to every copy, from outside the replicas; see `require_addable`."""
+        if not note_captured(self.name):
+            self.require_addable()
+            self._update(lambda value: value + delta)
+
     def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
         """Replaces every copy by the result of `function` on it, from outside the replicas."""
         if not note_captured(self.name):
@@ -635,10 +641,10 @@ class Cell:
     ) -> None:
         with LAUNCH_LOCK:
             copies = [
-                np.asarray(function(jnp.asarray(copy, dtype=copy.dtype), value))
+                np.asarray(function(device_array(copy), value))
                 for copy, value in zip(self.copies(), values, strict=True)
             ]
-            spread = self.placement.spread(np.stack(copies))
+            spread = self.placement.spread(placeable(np.stack(copies)))
             if self.layout is not Layout.LOCAL:
                 of_all = self.placement.whole(spread)
                 if any(not np.array_equal(copy, of_all[0]) for copy in of_all):
@@ -665,6 +671,7 @@ class Cell:
 
     def _place(self, value: Any) -> jax.Array:
         """Returns copies of `value` in the cell's layout."""
+        value = placeable(value)
         if self.layout is Layout.LOCAL:
             return self._concrete(self.placement.repeat(value))
         if self.layout is Layout.MIRRORED:

@@ -245,8 +245,7 @@ class Variable:
         if lift is not None:
             lift.add(self._cell, array)
         else:
-            self._cell.require_addable()
-            self._cell.update(lambda value: value + array)
+            self._cell.add(array)
         return self
 
     def assign_sub(self, delta: Any) -> Variable:

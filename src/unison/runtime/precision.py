@@ -32,6 +32,15 @@ def device_array(value: Any) -> jax.Array:
     return jnp.asarray(np.asarray(value), dtype=device_dtype(value.dtype))
 
 
+def placeable(value: Any) -> Any:
+    """Returns a NumPy value of 64 bits as an array that keeps them when it is placed on devices.
+
+    JAX narrows NumPy's own; they do not name their dtype. Other values are returned as they are.
+    """
+    is_wide = isinstance(value, np.ndarray | np.generic) and value.dtype.itemsize >= 8
+    return device_array(value) if is_wide and keeps_explicit_64_bits() else value
+
+
 def array_type(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Any:
     """Returns an abstract array for tracing a function (a `jax.ShapeDtypeStruct` would lose 64
     bits).

@@ -1,10 +1,17 @@
-"""Operands of tensors that JAX refuses and TensorFlow converts: lists of numbers and tensors."""
+"""Operands of tensors that JAX refuses or narrows, and TensorFlow converts.
+
+These are lists of numbers and tensors, and numbers beside tensors of 64 bits.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+
+from unison.runtime.precision import device_array, placeable
 
 _Operator = Callable[[Any, Any], Any]
 
@@ -34,6 +41,27 @@ def taking_lists(operator: _Operator, as_tensor: Callable[[Any, Any], Any]) -> _
     def extended(self: Any, other: Any) -> Any:
         if type(other) is list or (takes_tuples and type(other) is tuple):
             other = as_tensor(other, self.dtype)
+        else:
+            other = beside_64_bits(other, self.dtype)
         return operator(self, other)
 
     return extended
+
+
+def beside_64_bits(value: Any, dtype: np.dtype) -> Any:
+    """Returns the operand of an operation with a tensor of 64 bits, as exact as it is.
+
+    JAX takes 32 bits of Python's and NumPy's numbers, outside of traced functions, and refuses
+    integers that do not fit.
+
+    Args:
+        value: Any operand.
+        dtype: The dtype of the tensor, of any number of bits.
+    """
+    if dtype.itemsize < 8:
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return placeable(value)
+    is_rounded = type(value) in (float, complex) and np.can_cast(type(value), dtype, "same_kind")
+    is_large = type(value) is int and not -(2**31) <= value < 2**31
+    return device_array(np.asarray(value, dtype)) if is_rounded or is_large else value

@@ -34,6 +34,7 @@ from unison.tf import dtypes
 from unison.tf.dispatch import CompositeTensor, dispatch_on_ragged
 from unison.tf.dtypes import named
 from unison.tf.host import HostTensor, ShapeTensor, size_tensor
+from unison.tf.operands import beside_64_bits
 from unison.tf.patches import patch_operators
 from unison.tf.pending import PendingImage, PendingText
 from unison.tf.tensor_spec import TensorShape, broadcast_shapes, is_symbolic_size
@@ -86,8 +87,7 @@ def operands(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def _as_partner(value: Any, tensor: Any) -> Any:
-    value = operand(value)
-    dtype = np.dtype(tensor.dtype)
+    value = beside_64_bits(operand(value), dtype := np.dtype(tensor.dtype))
     if isinstance(value, jax.Array) and value.dtype != dtype:
         narrows = np.can_cast(value.dtype, dtype, "same_kind")
         return value.astype(dtype) if narrows else value

@@ -360,8 +360,8 @@ class CopyOfCell:
         is_own = [index == self._index for index in range(count)]
         self._of_all.update_each(is_own, lambda copy, own: function(copy) if own else copy)
 
-    def require_addable(self) -> None:
-        """Does nothing: one copy can always be added to."""
+    def add(self, delta: jax.Array) -> None:
+        self.update(lambda value: value + delta)
 
     def require_common_value(self) -> None:
         """Does nothing: one copy has one value."""
