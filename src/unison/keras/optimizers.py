@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -65,7 +65,8 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
                 )
         weights = trainable_variables or getattr(optimizer, "_trainable_variables", ())
         with _global_gradients(grads, weights, optimizer) as summed:
-            if current_lift() and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+            if scales and current_lift() and are_of_keras(weights):
                 return apply_statelessly(optimizer, stateless_apply, summed, trainable_variables)
             return apply(summed, trainable_variables)
 
@@ -245,6 +246,11 @@ def _global_gradients(
         lift.equal_writes() if lift is not None else contextlib.nullcontext(),
     ):
         yield summed
+
+
+def are_of_keras(variables: Iterable[Any]) -> bool:
+    """Whether all variables are Keras' own, which its stateless methods require."""
+    return all(isinstance(variable, keras.Variable) for variable in variables)
 
 
 def _overflowing(total: jax.Array, narrow: Any) -> jax.Array:

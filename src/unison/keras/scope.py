@@ -71,10 +71,12 @@ def _followed_by(adopt: Callable[[Any], None]) -> Callable[[Callable[..., Any]],
     return wrap
 
 
-def _creating_normalization(original: Callable[..., Any]) -> Any:
+def creating_normalization(original: Callable[..., Any]) -> Any:
+    """Returns `BatchNormalization.__new__`, which makes ours if it is to be synchronized."""
+
     @functools.wraps(original)
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls is keras.layers.BatchNormalization and kwargs.get("synchronized") and has_strategy():
+        if cls is keras.layers.BatchNormalization and kwargs.get("synchronized"):
             cls = BatchNormalization  # Keras' own refuses to be synchronized off TensorFlow
         return original(cls, *args, **kwargs)
 
@@ -154,7 +156,7 @@ _WRAPPERS: list[tuple[Any, str, Callable[..., Any]]] = [
     (keras.Variable, "__init__", _creating_variable),
     (keras.optimizers.Optimizer, "__init__", _followed_by(adopt_optimizer)),
     (keras.metrics.Metric, "__init__", _followed_by(adopt_metric)),
-    (keras.layers.BatchNormalization, "__new__", _creating_normalization),
+    (keras.layers.BatchNormalization, "__new__", creating_normalization),
     (backend, "compute_output_spec", for_its_shapes),
     *((_owner_of(name), name, _using_model) for name in ("compile", *ENTRY_POINTS)),
 ]

@@ -20,6 +20,7 @@ from unison.cells import Cell
 from unison.conversion import called
 from unison.data import Shares, count_examples
 from unison.keras.optimizers import scaled_in_keras_steps
+from unison.keras.values import values_in
 from unison.keras.variables import LiftingScope
 from unison.lifting import Lift, current_lift
 from unison.program.control_flow import converted_if_needed
@@ -84,7 +85,7 @@ class StatefulStep:
         }
         lift = _StepLift(self._placement, values, self._combined_later)
         with lift.active(), LiftingScope(lift):
-            result = called(self._step, without_absent_parts(batch))
+            result = values_in(called(self._step, without_absent_parts(batch)))
             values.update(lift.results())
         self.equal_values = [values[cell] for cell in lift.alike]
         self.diverging = [cell for cell in lift.diverging if cell not in self._combined_later]

@@ -15,6 +15,7 @@ import jax
 from unison import branches
 from unison.cells import has_cell
 from unison.conversion import called
+from unison.eager_fallback import needs_python
 from unison.errors import InvalidArgumentError
 from unison.program.control_flow import VALUE_WANTED, known_truth
 from unison.tf.tensor_array import TensorArray
@@ -143,7 +144,8 @@ def while_loop(
         cond: Maps the variables to a truth value.
         body: Maps them to their next values.
         loop_vars: A list, tuple or other nest of tensors.
-        shape_invariants: Without effect: outside compiled programs shapes may change.
+        shape_invariants: Shapes may change outside compiled programs, whatever this says. A
+            `tf.function` that has such a loop runs step by step if this is given.
         parallel_iterations: Without effect.
         back_prop: Without effect.
         swap_memory: Without effect.
@@ -155,7 +157,8 @@ def while_loop(
 
     Raises:
         TypeError: `cond` or `body` is not a function.
-        ValueError: There are no variables.
+        ValueError: There are no variables; or `shape_invariants` allow other shapes where these
+            cannot change.
 
     Examples:
         >>> while_loop(lambda i: i < 10, lambda i: i + 3, [0])
@@ -173,12 +176,21 @@ def while_loop(
     state = _tensors(loop_vars)
     if known_truth(called(cond, *_arguments(state))) is None:
         state = _with_elements(state, body)
-        return branches.while_loop(
-            lambda state: convert_to_tensor(called(cond, *_arguments(state))),
-            lambda state: _next(body, state),
-            state,
-            limit,
-        )
+        try:
+            return branches.while_loop(
+                lambda state: convert_to_tensor(called(cond, *_arguments(state))),
+                lambda state: _next(body, state),
+                state,
+                limit,
+            )
+        except TypeError as error:
+            if shape_invariants is None:
+                raise
+            needs_python("A loop of which the tensors change their shapes")
+            raise ValueError(
+                "In a compiled program, the variables of tf.while_loop keep their shapes, whatever "
+                "shape_invariants allow. Use a tf.TensorArray, or a tensor that is long enough."
+            ) from error
     rounds = 0
     while (limit is None or rounds < limit) and called(cond, *_arguments(state)):
         state = _next(body, state)

@@ -31,6 +31,10 @@ class CompositeTensor(Ragged, NotCombined):
         """The values."""
         raise NotImplementedError
 
+    def with_flat_values(self, new_values: Any) -> Any:
+        """Returns a tensor with other values in the same rows."""
+        raise NotImplementedError
+
     def parts(self) -> Iterable[Any]:
         """Returns the arrays, the values first."""
         raise NotImplementedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +25,20 @@ class SignAndLog(NamedTuple):
 
     sign: jax.Array
     log_abs_determinant: jax.Array
+
+
+class OrthogonalAndTriangular(NamedTuple):
+    """The factors of a QR decomposition."""
+
+    q: jax.Array
+    r: jax.Array
+
+
+class PackedAndPermutation(NamedTuple):
+    """The factors of an LU decomposition in one matrix, and the permutation of rows."""
+
+    lu: jax.Array
+    p: jax.Array
 
 
 def adjoint(matrix: Any, name: str | None = None) -> jax.Array:
@@ -134,10 +147,10 @@ def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> jax.Array:
     return triangular_solve(chol, triangular_solve(chol, rhs), adjoint=True)
 
 
-def qr(input: Any, full_matrices: bool = False, name: str | None = None) -> tuple[Any, Any]:
+def qr(input: Any, full_matrices: bool = False, name: str | None = None) -> OrthogonalAndTriangular:
     """TF: `tf.linalg.qr`."""
-    q, r = jnp.linalg.qr(convert_to_tensor(input), "complete" if full_matrices else "reduced")
-    return q, r
+    mode = "complete" if full_matrices else "reduced"
+    return OrthogonalAndTriangular(*jnp.linalg.qr(convert_to_tensor(input), mode))
 
 
 def svd(
@@ -279,7 +292,9 @@ def normalize(
     return tensor / length, length
 
 
-def lu(input: Any, output_idx_type: Any = dtypes.int32, name: str | None = None) -> Sequence[Any]:
+def lu(
+    input: Any, output_idx_type: Any = dtypes.int32, name: str | None = None
+) -> PackedAndPermutation:
     """Returns the packed factors and the permutation of rows. TF: `tf.linalg.lu`."""
     packed, _, permutation = lax.linalg.lu(convert_to_tensor(input))
-    return packed, permutation.astype(tensor_dtype(output_idx_type))
+    return PackedAndPermutation(packed, permutation.astype(tensor_dtype(output_idx_type)))

@@ -13,8 +13,10 @@ import numpy as np
 
 from unison.errors import FailedPreconditionError
 from unison.tf import dtypes
+from unison.tf.dispatch import CompositeTensor
 from unison.tf.dtypes import DType, as_dtype
 from unison.tf.missing import names_missing_from, namespace
+from unison.tf.sparse import SparseTensor
 from unison.tf.tensors import convert_to_tensor, tensor_dtype
 from unison.tf.text import StringTensor
 from unison.unsupported import UnsupportedMember
@@ -89,9 +91,17 @@ class _Table:
     def lookup(self, keys: Any, name: str | None = None) -> Any:
         """Returns the values of the keys; of keys that are not there, the default.
 
+        Args:
+            keys: A tensor, or one that is ragged or sparse, as the result is then.
+            name: Without effect.
+
         Raises:
             TypeError: The keys have another dtype than the table's.
         """
+        if isinstance(keys, SparseTensor):
+            return keys.with_values(self.lookup(keys.values))
+        if isinstance(keys, CompositeTensor):
+            return keys.with_flat_values(self.lookup(keys.flat_values))
         keys = convert_to_tensor(keys)
         if as_dtype(keys.dtype) != self.key_dtype:
             raise TypeError(

@@ -116,7 +116,7 @@ def shown(leaf: Any, summarize: int) -> Any:
         return leaf
     array = leaf.numpy() if isinstance(leaf, StringTensor) else np.asarray(leaf)
     if isinstance(array, bytes):
-        return Shown(array.decode(errors="replace"))
+        return Shown(_number(array))
     if array.ndim == 0:
         return Shown(_number(array[()]))
     shows_all = summarize < 0

@@ -26,6 +26,7 @@ from unison.tf.data.options import Options
 from unison.tf.ragged.specs import RaggedTensorSpec
 from unison.tf.ragged.tensor import RaggedTensor
 from unison.tf.random_keys import next_key
+from unison.tf.sparse import SparseTensor
 from unison.tf.tensor_spec import TensorShape, TensorSpec, TypeSpec, type_spec_from_value
 from unison.tf.tensors import convert_to_tensor, identity, start_devices
 from unison.tf.text import StringTensor
@@ -159,6 +160,10 @@ class NumpyIterator(ElementIterator):
         return next(self)
 
 
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, SparseTensor)
+
+
 class Dataset(core.Dataset):
     """Elements, and the transformations that compute them as they are iterated over.
 
@@ -181,6 +186,23 @@ class Dataset(core.Dataset):
     @staticmethod
     def _of(plan: Plan) -> Dataset:
         return Dataset(plan)
+
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> core.Dataset:
+        """Returns a dataset of the slices of tensors along their first axis.
+
+        Raises:
+            TypeError: A tensor is sparse.
+            ValueError: The tensors have different lengths.
+
+        TF: `tf.data.Dataset.from_tensor_slices`.
+        """
+        if any(map(_is_sparse, jax.tree.leaves(tensors, is_leaf=_is_sparse))):
+            raise TypeError(
+                "Dataset.from_tensor_slices does not cut sparse tensors. Use "
+                "tf.sparse.to_dense(x), or tf.RaggedTensor.from_sparse(x)."
+            )
+        return super().from_tensor_slices(tensors)
 
     @classmethod
     def _function(cls, function: Callable[..., Any], stage: str) -> ElementFunction:

@@ -11,10 +11,11 @@ from typing import Any
 import keras
 
 from unison.collectives import ReduceOp
-from unison.keras.optimizers import apply_statelessly
+from unison.keras.optimizers import apply_statelessly, are_of_keras
 from unison.lifting import current_lift
 from unison.strategies import get_replica_context
 from unison.strategies.context import in_cross_replica_context
+from unison.tf.control_flow import cond
 
 
 class OptimizerMethods:
@@ -169,7 +170,26 @@ class LossScaleMethods:
 
         Keras' own assigns variables in the branches of a conditional, which JAX does not allow.
         """
-        apply_statelessly(self, self.stateless_apply, grads, trainable_variables)
+        variables = list(trainable_variables or self._trainable_variables)
+        if are_of_keras(variables):
+            apply_statelessly(self, self.stateless_apply, grads, trainable_variables)
+            return
+        if not self.built:
+            self.build(variables)
+        counter, scale = self.step_counter.value, self.dynamic_scale.value
+
+        def apply() -> None:
+            unscaled = [None if grad is None else grad / scale for grad in grads]
+            self.inner_optimizer.apply(unscaled, variables)
+            grows = counter == self.dynamic_growth_steps - 1
+            self.dynamic_scale.assign(keras.ops.where(grows, 2 * scale, scale))
+            self.step_counter.assign(keras.ops.where(grows, 0, counter + 1))
+
+        def skip() -> None:
+            self.dynamic_scale.assign(scale / 2)
+            self.step_counter.assign(0)
+
+        cond(self.check_finite(grads), apply, skip)
 
     @property
     def loss_scale(self: Any) -> Any:
@@ -193,6 +213,37 @@ class LossScaleMethods:
         vars(self)["_unison_unscales"] = True
         scale = self.loss_scale
         return [None if grad is None else grad / scale for grad in grads]
+
+
+def accumulating(original: Callable[..., None]) -> Callable[..., None]:
+    """Returns Keras' `_backend_apply_gradients`, which accumulates those of `tf.Variable`s, too."""
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        steps = self.gradient_accumulation_steps
+        if not steps or self.use_ema or are_of_keras(trainable_variables):
+            original(self, grads, trainable_variables)
+            return
+        accumulators = [
+            self._accumulated_gradients[self._get_variable_index(variable)]
+            for variable in trainable_variables
+        ]
+        sums = [grad + sum_.value for grad, sum_ in zip(grads, accumulators, strict=True)]
+
+        def update() -> None:
+            means = self._clip_gradients([total / steps for total in sums])
+            self._apply_weight_decay(trainable_variables)
+            self._backend_update_step(means, trainable_variables, self.learning_rate)
+            for accumulator in accumulators:
+                accumulator.assign(keras.ops.zeros_like(accumulator))
+
+        def accumulate() -> None:
+            for accumulator, total in zip(accumulators, sums, strict=True):
+                accumulator.assign(total)
+
+        cond((self._iterations + 1) % steps == 0, update, accumulate)
+
+    return apply
 
 
 def _scaled_again(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> Sequence[Any]:

@@ -21,7 +21,7 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils import file_utils
 
 from unison.keras import takeover, text_input
-from unison.keras.scope import ENTRY_POINTS
+from unison.keras.scope import ENTRY_POINTS, creating_normalization
 from unison.keras.stateful_step import STATE_OF_STEPS
 from unison.tf.keras import layers, masks, old_models, old_optimizers, old_saving, utils
 from unison.tf.keras.sharded_weights import of_whole_weights, weights_by_shards
@@ -39,6 +39,10 @@ def patch_keras() -> None:
     _give(old_optimizers.LossScaleMethods, keras.optimizers.LossScaleOptimizer)
     # Where it is defined: while a scope is open, `keras.optimizers.Optimizer` has another.
     BaseOptimizer.__init__ = old_optimizers.init_taking_lr(BaseOptimizer.__init__)
+    optimizer = keras.optimizers.Optimizer
+    optimizer._backend_apply_gradients = old_optimizers.accumulating(
+        optimizer._backend_apply_gradients
+    )
     _give(old_models.MetricMethods, keras.metrics.Metric)
     _give(old_models.VariableMethods, keras.Variable)
     keras.Variable.__init__ = old_models.init_starting_devices(keras.Variable.__init__)
@@ -59,6 +63,8 @@ def patch_keras() -> None:
         setattr(keras.Model, f"{name}_generator", getattr(keras.Model, name))
     for name in STATE_OF_STEPS:
         setattr(keras.Model, name, old_models.step_with_or_without_state(name))
+    normalization = keras.layers.BatchNormalization
+    normalization.__new__ = creating_normalization(normalization.__new__)
     JAXTrainer._make_function = takeover.handed_over(JAXTrainer._make_function)
     StatelessScope.get_current_value = takeover.asking_around(StatelessScope.get_current_value)
     StatelessScope.add_update = takeover.telling_around(StatelessScope.add_update)
