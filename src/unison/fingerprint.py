@@ -31,6 +31,16 @@ def fingerprint64(text: bytes) -> int:
     return _hash_long(text)
 
 
+def concatenated_fingerprints(first: int, second: int) -> int:
+    """Returns the fingerprint of two things, given theirs.
+
+    TF: `tsl::FingerprintCat64`, by which `tf.sparse.cross_hashed` hashes.
+    """
+    factor = 0xC6A4A7935BD1E995
+    result = first ^ factor ^ ((_mix((second * factor) & _MASK) * factor) & _MASK)
+    return _mix((_mix((result * factor) & _MASK) * factor) & _MASK)
+
+
 def _fetch64(text: bytes, at: int) -> int:
     return int.from_bytes(text[at : at + 8], "little")
 

@@ -7,6 +7,8 @@ import pytest
 
 import unison.tf as tf
 
+Image = pytest.importorskip("PIL.Image")
+
 
 def test_the_factors_of_a_matrix_have_names():
     matrix = tf.constant([[1.0, 2.0], [3.0, 4.0]])
@@ -84,3 +86,12 @@ def test_sparse_tensors_are_not_taken_for_their_parts():
     for tensors in (sparse, (sparse, [1, 2])):
         with pytest.raises(TypeError, match="to_dense"):
             tf.data.Dataset.from_tensor_slices(tensors)
+
+
+def test_a_gif_has_three_channels():
+    frame = tf.constant(np.arange(12).reshape(2, 2, 3), tf.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(frame.numpy()).save(buffer, "GIF")
+    assert tf.io.decode_image(buffer.getvalue(), channels=3).shape == (1, 2, 2, 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="channels must be 0 or 3"):
+        tf.io.decode_image(buffer.getvalue(), channels=1)

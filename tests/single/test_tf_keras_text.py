@@ -211,6 +211,37 @@ def test_hashing_is_tensorflows(arguments, expected):
     assert layer([["A"], ["B"], ["C"], ["D"], ["E"]]).numpy().tolist() == expected
 
 
+def test_features_are_crossed_as_in_tensorflow(tmp_path):
+    letters, numbers = (
+        tf.constant(["A", "B", "A", "C", "A"]),
+        tf.constant([101, 101, 101, 102, 102]),
+    )
+    layer = tf.keras.layers.HashedCrossing(num_bins=5)
+    assert layer((letters, numbers)).numpy().tolist() == [1, 4, 1, 2, 3]
+    assert layer([letters[:, None], numbers[:, None]]).numpy().ravel().tolist() == [1, 4, 1, 2, 3]
+    assert layer(("A", 101)).numpy() == 1
+    hot = tf.keras.layers.HashedCrossing.from_config(
+        {**layer.get_config(), "output_mode": "one_hot"}
+    )
+    np.testing.assert_array_equal(hot((letters, numbers)), np.eye(5)[[1, 4, 1, 2, 3]])
+    pairs = tf.data.Dataset.from_tensor_slices((["a", "b"], [1, 2]))
+    ten = tf.keras.layers.HashedCrossing(10)
+    assert [int(bucket) for bucket in pairs.map(lambda a, b: ten((a, b)))] == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([["A"]], "two or more"),
+        ([["A"], [1, 2]], "one shape"),
+        ([[1.5], [1]], "text and integers"),
+    ],
+)
+def test_features_that_cannot_be_crossed_are_an_error(features, message):
+    with pytest.raises(ValueError, match=message):
+        tf.keras.layers.HashedCrossing(5)([np.array(each) for each in features])
+
+
 @pytest.mark.parametrize(
     ("size", "expected"),
     [

@@ -24,6 +24,7 @@ from unison.keras.control_flow import teach_control_flow
 from unison.keras.datasets import teach_keras
 from unison.keras.feeding import teach_feeding
 from unison.keras.gathers import teach_gathers
+from unison.keras.hashing import HashedCrossing, Hashing
 from unison.keras.input_statistics import InputStatistics
 from unison.keras.interrupted_scopes import leave_interrupted_scopes
 from unison.keras.lookup import IntegerLookup, StringLookup
@@ -32,7 +33,7 @@ from unison.keras.normalization import BatchNormalization
 from unison.keras.pipeline import Pipeline
 from unison.keras.scope import keras_in_scopes
 from unison.keras.tensorboard import TensorBoard
-from unison.keras.text_vectorization import Hashing, TextVectorization
+from unison.keras.text_vectorization import TextVectorization
 from unison.strategies.keras_additions import keras_is_imported
 from unison.strategies.scope_observers import observe_scopes
 from unison.tracebacks import more_ends
@@ -47,6 +48,7 @@ more_ends.append(leave_interrupted_scopes)
 
 __all__ = [
     "BatchNormalization",
+    "HashedCrossing",
     "Hashing",
     "InputStatistics",
     "IntegerLookup",

@@ -6,12 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 from keras.src.saving import serialization_lib
 
-from unison.fingerprint import fingerprint64
 from unison.keras import host_layers
 from unison.keras.host_layers import HostLayer
 from unison.keras.lookup import StringLookup
@@ -283,93 +281,3 @@ def _ngrams_of(tokens: Sequence[bytes], sizes: Sequence[int]) -> list[bytes]:
         for size in sizes
         for start in range(len(tokens) - size + 1)
     ]
-
-
-@keras.saving.register_keras_serializable("unison")
-class Hashing(HostLayer):
-    """Assigns strings or integers to buckets by FarmHash, as TensorFlow does; on the host.
-
-    Args:
-        num_bins: The number of buckets.
-        mask_value: The value of bucket 0, which has no other values.
-        salt: Must be None.
-        output_mode: "int", "one_hot", "multi_hot" or "count".
-        sparse: Must be False.
-        name: The layer's name.
-        kwargs: Further entries of a saved configuration.
-
-    Examples:
-        >>> Hashing(num_bins=3)([["A"], ["B"], ["C"], ["D"], ["E"]]).tolist()
-        [[1], [0], [1], [1], [2]]
-
-    TF: `tf.keras.layers.Hashing`.
-    """
-
-    def __init__(
-        self,
-        num_bins: int,
-        mask_value: Any = None,
-        salt: Any = None,
-        output_mode: str = "int",
-        sparse: bool = False,
-        name: str | None = None,
-        **kwargs: Any,
-    ):
-        for ignored in ("trainable", "dtype"):
-            kwargs.pop(ignored, None)
-        if num_bins is None or num_bins <= 0:
-            raise ValueError(f"num_bins must be positive. Received: {num_bins}")
-        if sparse or salt is not None:
-            raise ValueError(
-                "Sparse outputs and salted hashing are not supported. Received: "
-                f"sparse={sparse}, salt={salt}. Leave them at False and None."
-            )
-        super().__init__(name, **kwargs)
-        self.num_bins = num_bins
-        self.mask_value = mask_value
-        self.output_mode = host_layers.output_mode_of(output_mode)
-
-    def call(self, inputs: Any) -> Any:
-        if isinstance(inputs, jax.core.Tracer):
-            raise TypeError(
-                "Hashing works on the host: hash in the input pipeline (dataset.map), or put "
-                "the layer where the model gets its inputs."
-            )
-        return super().call(inputs)
-
-    def encode(self, inputs: Any) -> np.ndarray:
-        if host_layers.is_text(inputs):
-            values = host_layers.text_array(inputs)
-        else:
-            values = np.asarray(inputs).astype(np.int64)
-        bins = np.array([self._bin(value) for value in values.ravel().tolist()], dtype=np.int64)
-        bins = bins.reshape(values.shape)
-        if self.output_mode == "int":
-            return bins
-        return host_layers.encoded_categories(bins, self.output_mode, self.num_bins)
-
-    def _bin(self, value: bytes | int) -> int:
-        text = value if isinstance(value, bytes) else str(value).encode()
-        if self.mask_value is None or self.num_bins == 1:
-            return fingerprint64(text) % self.num_bins
-        mask = self.mask_value
-        if value == (mask.encode() if isinstance(mask, str) else mask):
-            return 0
-        return fingerprint64(text) % (self.num_bins - 1) + 1
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return host_layers.encoded_shape(input_shape, self.output_mode, self.num_bins)
-
-    def compute_output_spec(self, inputs: Any) -> Any:
-        dtype = "int64" if self.output_mode == "int" else keras.config.floatx()
-        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "num_bins": self.num_bins,
-            "salt": None,
-            "mask_value": self.mask_value,
-            "output_mode": self.output_mode,
-            "sparse": False,
-        }

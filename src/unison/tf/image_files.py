@@ -332,6 +332,9 @@ def decode_image(
         name: Without effect.
         expand_animations: Whether a GIF gives all its frames, along a new first axis.
 
+    Raises:
+        InvalidArgumentError: The file is none of these, or a GIF, and `channels` are not 3.
+
     TF: `tf.io.decode_image`.
     """
 
@@ -340,6 +343,10 @@ def decode_image(
             return _as_dtype(_jpeg_pixels(data, is_temporary, channels or 0), tensor_dtype(dtype))
         image = _opened(data)
         if image.format == "GIF":
+            if channels not in (None, 0, 3):
+                raise InvalidArgumentError(
+                    message=f"channels must be 0 or 3 for GIF. Received: {channels}"
+                )
             frames = _frames(data)
             return _as_dtype(frames if expand_animations else frames[0], tensor_dtype(dtype))
         return _pixels(image, channels, tensor_dtype(dtype))

@@ -7,13 +7,20 @@ from typing import Any
 import keras
 
 from unison.keras import lookup, text_vectorization
+from unison.keras.hashing import HashedCrossing, Hashing
 from unison.keras.lookup import IntegerLookup
-from unison.keras.text_vectorization import Hashing
 from unison.strategies import has_strategy
 from unison.tf.keras.names import make_module, stand_over
 from unison.tf.text import StringTensor
 
-__all__ = ["Hashing", "IntegerLookup", "StringLookup", "TextVectorization", "ThresholdedReLU"]
+__all__ = [
+    "HashedCrossing",
+    "Hashing",
+    "IntegerLookup",
+    "StringLookup",
+    "TextVectorization",
+    "ThresholdedReLU",
+]
 
 
 class StringLookup(lookup.StringLookup):

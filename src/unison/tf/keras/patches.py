@@ -27,7 +27,7 @@ from unison.tf.keras import layers, masks, old_models, old_optimizers, old_savin
 from unison.tf.keras.sharded_weights import of_whole_weights, weights_by_shards
 
 #: Keras' own layers of these names need TensorFlow.
-_OWN_LAYERS = ("Hashing", "IntegerLookup", "StringLookup", "TextVectorization")
+_OWN_LAYERS = ("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup", "TextVectorization")
 
 #: Of `compile`: they chose between implementations that are gone.
 _OLD_COMPILE_ARGUMENTS = ("experimental_run_tf_function", "distribute", "pss_evaluation_shards")
