@@ -95,3 +95,30 @@ def test_a_gif_has_three_channels():
     assert tf.io.decode_image(buffer.getvalue(), channels=3).shape == (1, 2, 2, 3)
     with pytest.raises(tf.errors.InvalidArgumentError, match="channels must be 0 or 3"):
         tf.io.decode_image(buffer.getvalue(), channels=1)
+
+
+def test_a_grey_png_is_rounded_as_by_libpng():
+    colors = np.random.RandomState(0).randint(0, 256, (4, 4, 3)).astype("uint8")
+    grey = tf.io.decode_png(tf.io.encode_png(colors), channels=1)[..., 0]
+    assert grey.numpy().tolist() == [  # TensorFlow's
+        [92, 125, 119, 103],
+        [69, 132, 156, 82],
+        [92, 60, 102, 227],
+        [142, 116, 196, 111],
+    ]
+
+
+def test_an_init_scope_executes_eagerly():
+    seen = []
+
+    @tf.function
+    def function(x):
+        seen.append(tf.executing_eagerly())
+        with tf.init_scope():
+            seen.append(tf.executing_eagerly())
+            three = tf.constant(3.0).numpy()
+        seen.append(tf.inside_function())
+        return x + three
+
+    assert function(tf.constant(1.0)).numpy() == 4.0
+    assert seen == [False, True, True]

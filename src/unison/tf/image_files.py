@@ -89,6 +89,9 @@ def _pixels(image: Any, channels: int | None, dtype: np.dtype) -> np.ndarray:
     """Returns the pixels, of the shape `[height, width, channels]`."""
     is_deep = image.mode.startswith("I")  # grey, of 16 bits
     with _decoding():
+        is_color = not is_deep and image.mode not in ("1", "L", "LA")
+        if channels == 1 and image.format == "PNG" and is_color:
+            return _as_dtype(_grey_as_libpng(np.asarray(image.convert("RGB"))), dtype)
         if channels and not is_deep:
             image = image.convert(_MODES[channels])
         elif image.mode not in ("L", "LA", "RGB", "RGBA") and not is_deep:
@@ -100,6 +103,14 @@ def _pixels(image: Any, channels: int | None, dtype: np.dtype) -> np.ndarray:
         array = array.repeat(channels, axis=2)
         array[..., 3:] = np.iinfo(np.uint16).max  # nothing shines through
     return _as_dtype(array, dtype)
+
+
+def _grey_as_libpng(colors: np.ndarray) -> np.ndarray:
+    """Returns the brightness of colors, rounded down, in libpng's arithmetic with TensorFlow's
+    weights; Pillow rounds to the nearest.
+    """
+    weights = np.array([9797, 19234, 3737], np.int32)  # of 2**15
+    return (colors.astype(np.int32) @ weights >> 15).astype(np.uint8)[..., None]
 
 
 def _as_dtype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -25,6 +25,9 @@ from unison.runtime.private_jax import nothing_is_traced
 from unison.tf import config, dtypes
 from unison.tf.device_spec import DeviceSpec
 from unison.tf.tensors import cast, convert_to_tensor, tensor_dtype
+from unison.thread_local import ThreadLocal
+
+_is_in_init_scope = ThreadLocal(False)
 
 
 def get_current_name_scope() -> str:
@@ -67,17 +70,19 @@ def control_dependencies(control_inputs: Any) -> Iterator[None]:
     yield
 
 
-def init_scope() -> AbstractContextManager[Any]:
+@contextlib.contextmanager
+def init_scope() -> Iterator[None]:
     """Inside, the thread computes at once, outside the program that is traced around it.
 
     TF: `tf.init_scope`.
     """
-    return outside_the_program()
+    with outside_the_program(), _is_in_init_scope.bound_to(True):
+        yield
 
 
 def executing_eagerly() -> bool:
     """Whether operations run at once: not in a compiled function. TF: `tf.executing_eagerly`."""
-    return current_lift() is None and nothing_is_traced()
+    return current_lift() is None and (_is_in_init_scope.value or nothing_is_traced())
 
 
 def inside_function() -> bool:
