@@ -9,7 +9,7 @@ that among its inputs; or asks for nothing but its shapes, so that assignments m
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from unison.thread_local import ThreadLocal
 
@@ -17,7 +17,16 @@ _noted: ThreadLocal[list[str] | None] = ThreadLocal(None)
 
 
 class StateCapturedError(Exception):
-    """A step uses state that it does not take."""
+    """A step uses state that it does not take.
+
+    Args:
+        names: The names of the state.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        super().__init__(
+            f"The step uses {', '.join(dict.fromkeys(names))}, which it does not take."
+        )
 
 
 @contextlib.contextmanager
@@ -32,11 +41,6 @@ def noting_captured() -> Iterator[list[str]]:
     names: list[str] = []
     with _noted.bound_to(names):
         yield names
-
-
-def is_noting() -> bool:
-    """Whether this thread is in `noting_captured`."""
-    return _noted.value is not None
 
 
 def note_captured(name: str) -> bool:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.captured import note_captured
 from unison.cells import (
     Cell,
     Layout,
@@ -495,7 +496,10 @@ class Variable:
 
     def _host_value(self) -> np.ndarray | jax.Array:
         """The value on the host. Unlike after `value()`, the next step may reuse the buffer."""
-        return self._cell.numpy() if current_lift() is None else self.value()
+        if current_lift() is not None:
+            return self.value()
+        note_captured(self.name)
+        return self._cell.numpy()
 
     def __jax_array__(self) -> jax.Array:
         return self.value()

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -359,3 +360,209 @@ def test_a_layers_call_is_a_function(scope):
     assert len(drawn) == 3
     assert min(drawn) > 1 - 1e-5
     model.fit(X, Y, verbose=0)
+
+
+def test_optimizers_divide_their_state_also_if_steps_are_lifted():
+    x = np.random.default_rng(0).normal(size=(8, 256)).astype("float32")
+
+    def trained(lifts):
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            layer = Times(tf.Variable(2.0)) if lifts else tf.keras.layers.Rescaling(2.0)
+            dense = tf.keras.layers.Dense(256, kernel_initializer="ones")
+            model = tf.keras.Sequential([tf.keras.Input((256,)), layer, dense])
+            model.compile("adam", "mse")
+        fitted = model.fit(x, x, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        return [*fitted.history["loss"], model.get_weights()[0]]
+
+    for one, other in zip(trained(True), trained(False), strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+
+
+def test_what_steps_use_is_backed_up_and_restored(scope, tmp_path):
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    class Stopping(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise Stopped
+
+    def count(*callbacks):
+        with scope():
+            number = tf.Variable(0.0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+            class Counting(tf.keras.layers.Layer):
+                def call(self, x, training=False):
+                    if training:
+                        number.assign_add(1.0)
+                    return x
+
+            model = ones(Counting())
+        backup = tf.keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        with contextlib.suppress(Stopped):
+            model.fit(X, Y, batch_size=14, epochs=4, callbacks=[backup, *callbacks], verbose=0)
+        return number.numpy()
+
+    if scope is contextlib.nullcontext:
+        pytest.skip("Keras' own backups do not know variables that are not the model's")
+    assert count(Stopping()) == 2
+    assert count() == 4
+
+
+def test_a_flag_decides_in_python(scope):
+    class Deciding(tf.keras.layers.Layer):
+        def call(self, x):
+            if flag:
+                x = 5.0 * x
+            return x
+
+    with scope():
+        flag = tf.Variable(False)
+        model = ones(Deciding())
+    np.testing.assert_allclose(model.predict(X, verbose=0), Y, 1e-5)
+    flag.assign(True)
+    np.testing.assert_allclose(model.predict(X, verbose=0), 5 * Y, 1e-4)
+
+
+def test_a_loss_assigns_a_variable_of_keras(scope):
+    with scope():
+        last = tf.keras.Variable(0.0, aggregation="mean")
+
+        def loss(y, z):
+            last.assign(tf.reduce_mean((y - z - 1.0) ** 2))
+            return tf.reduce_mean((y - z) ** 2, axis=-1)
+
+        model = ones(loss=loss)
+    model.fit(X, Y, batch_size=14, verbose=0)
+    assert float(last.numpy()) == pytest.approx(1.0, rel=1e-4)
+
+
+class Batches(tf.keras.callbacks.Callback):
+    """Collects the logs of batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.logs.append(dict(logs))
+
+
+def counting_metric():
+    annotations = {
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.SUM,
+    }
+
+    class Count(tf.keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="count")
+            self.count = tf.Variable(0, **annotations)
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.count.assign_add(tf.shape(y_pred)[0])
+
+        def result(self):
+            return self.count
+
+        def reset_state(self):
+            self.count.assign(0)
+
+    return Count()
+
+
+def test_a_metric_has_no_variables_that_keras_knows(scope):
+    with scope():
+        model = ones(metrics=[counting_metric()])
+    batches = Batches()
+    history = model.fit(X, Y, batch_size=8, callbacks=[batches], verbose=0).history
+    assert [logs["count"] for logs in batches.logs] == [8, 14]
+    assert history["count"] == [14]
+
+
+def test_a_step_logs_a_loss_of_its_own_beside_such_a_metric(scope):
+    class Own(tf.keras.Model):
+        def train_step(self, data):
+            for metric in self.metrics:
+                if metric.name != "loss":
+                    metric.update_state(data[1], data[1])
+            return {"loss": tf.constant(4.0), **{m.name: m.result() for m in self.metrics[1:]}}
+
+    with scope():
+        inputs = tf.keras.Input((3,))
+        model = Own(inputs, tf.keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=[counting_metric()])
+    batches = Batches()
+    model.fit(X, Y, batch_size=7, callbacks=[batches], verbose=0)
+    assert batches.logs == [{"loss": 4.0, "count": 7}, {"loss": 4.0, "count": 14}]
+
+
+def test_only_validation_updates_such_a_metric(scope):
+    class Own(tf.keras.Model):
+        def train_step(self, data):
+            steps.assign_add(1)
+            return {"loss": tf.constant(4.0)}
+
+    with scope():
+        steps = tf.Variable(0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        inputs = tf.keras.Input((3,))
+        model = Own(inputs, tf.keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=[counting_metric()])
+    history = model.fit(X, Y, batch_size=7, epochs=2, validation_data=(X, Y), verbose=0).history
+    assert history["loss"] == [4.0, 4.0]
+    assert history["val_count"] == [14, 14]
+    assert steps.numpy() == 4
+
+
+def test_a_stateless_scope_of_the_programs_own_isolates():
+    layer = tf.keras.layers.BatchNormalization()
+    layer(X, training=True)
+    before = layer.moving_mean.numpy()
+
+    @tf.function
+    def apart(x):
+        with keras.StatelessScope():
+            return layer(x, training=True)
+
+    apart(tf.constant(X + 3.0))
+    np.testing.assert_array_equal(layer.moving_mean.numpy(), before)
+
+
+def test_a_jitted_step_outside_of_loops_captures_as_in_jax():
+    factor = tf.Variable(2.0)
+    model = ones(Times(factor))
+    model.fit(X, Y, verbose=0)
+    plain = ones()
+    state = [
+        [v.value for v in group]
+        for group in (
+            plain.trainable_variables,
+            plain.non_trainable_variables,
+            plain.metrics_variables,
+        )
+    ]
+    logs, _ = jax.jit(plain.test_step)(tuple(state), (X, Y))
+    assert set(logs) >= {"loss"}
+
+
+def test_eager_steps_of_keras_are_taken_over(scope):
+    class Total(tf.keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(3, kernel_initializer="ones")
+            annotations = {"aggregation": tf.VariableAggregation.SUM}
+            self.total = tf.Variable(0.0, **annotations)
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, x, training=False):
+            if training:
+                self.total.assign_add(tf.reduce_sum(self.dense(x)))
+            return x
+
+    with scope():
+        layer = Total()
+        model = ones(layer, run_eagerly=True)
+    model.fit(X, Y, batch_size=7, verbose=0)
+    assert layer.total.numpy() == pytest.approx(3 * Y.sum(), rel=1e-4)

@@ -36,7 +36,8 @@ def metric_results(
     @jax.jit
     def results(values: list[jax.Array]) -> dict[str, jax.Array]:
         stand_ins = {cell: jnp.zeros(aval.shape, aval.dtype) for cell, aval in avals}
-        with metrics_having(model, values, NotingLift(placement, stand_ins)):
+        lift = NotingLift(placement, stand_ins, takes_new_cells=True)
+        with metrics_having(model, values, lift):
             return model.get_metrics_result()
 
     def results_of_state(

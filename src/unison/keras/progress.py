@@ -47,6 +47,10 @@ def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Ca
                 epochs=bound.arguments.get("epochs", 1),
             )
         agree_on_data(trainer, bound.arguments)
+        callbacks = keras.tree.flatten(given)
+        resumes = any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks)
+        is_fit = method.__name__ == "fit"
+        trainer.must_know_others = is_fit and (resumes or bool(trainer.callbacks))
         try:
             with feeding(trainer):
                 return method(*bound.args, **bound.kwargs)

@@ -18,7 +18,7 @@ from keras.src import backend
 from unison.keras.metrics import adopt_metric
 from unison.keras.normalization import BatchNormalization
 from unison.keras.optimizers import adopt_optimizer
-from unison.keras.takeover import for_its_shapes
+from unison.keras.takeover import without_assignments
 from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.keras.variables import LiftingScope, adopt, outside_the_traced_program
 from unison.program import tracing_contexts
@@ -157,7 +157,7 @@ _WRAPPERS: list[tuple[Any, str, Callable[..., Any]]] = [
     (keras.optimizers.Optimizer, "__init__", _followed_by(adopt_optimizer)),
     (keras.metrics.Metric, "__init__", _followed_by(adopt_metric)),
     (keras.layers.BatchNormalization, "__new__", creating_normalization),
-    (backend, "compute_output_spec", for_its_shapes),
+    (backend, "compute_output_spec", without_assignments),
     *((_owner_of(name), name, _using_model) for name in ("compile", *ENTRY_POINTS)),
 ]
 

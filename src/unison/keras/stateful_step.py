@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import keras
 
-from unison.cells import Cell
+from unison.cells import Cell, has_cell
 from unison.conversion import called
 from unison.data import Shares, count_examples
 from unison.keras.optimizers import scaled_in_keras_steps
@@ -28,6 +28,7 @@ from unison.program.tracing import traced
 from unison.runtime.placement import Placement
 from unison.strategies import get_replica_context
 from unison.strategies.replica_share import current_share, replica_share
+from unison.thread_local import ThreadLocal
 
 METRICS = "metrics_variables"
 _PREDICT = ("trainable_variables", "non_trainable_variables")
@@ -39,6 +40,10 @@ STATE_OF_STEPS = {"train_step": _TRAIN, "test_step": _TEST, "predict_step": _PRE
 
 #: Those that only an optimizer writes, after gradients have been summed: alike on all replicas.
 _WRITTEN_ALIKE = ("trainable_variables", "optimizer_variables")
+
+
+#: Whether the scopes that Keras' steps open leave variables that they lack to the lift around.
+scopes_ask_lifts = ThreadLocal(False)
 
 
 def is_stateful(step: Callable[..., Any]) -> bool:
@@ -176,7 +181,7 @@ def call_assigning(
     names = STATE_OF_STEPS[name]
     groups = [_variables(model, group) for group in names]
     state = tuple([variable.value for variable in group] for group in groups)
-    with _in_a_step_of_keras(model):
+    with _in_a_step_of_keras(model), scopes_ask_lifts.bound_to(True):
         result, new = step(model, state, batch)
     if name == "predict_step":
         new = (state[0], new)
@@ -185,7 +190,11 @@ def call_assigning(
         alike = lift.equal_writes() if lift and group in _WRITTEN_ALIKE else None
         with alike or contextlib.nullcontext():
             for variable, old, value in zip(variables, before, after, strict=True):
-                if value is not old:
+                if value is old:
+                    continue
+                if lift and has_cell(variable):  # perhaps with the part of a divided state
+                    lift.assign(variable.cell, value)
+                else:
                     variable.assign(value)
     return result
 

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from unison.captured import StateCapturedError
 from unison.cells import Cell, Layout
 from unison.collectives.presence import Presence
 from unison.compression.reporting import bytes_in
@@ -226,7 +227,11 @@ class CompiledStep:
                 return self(state, leaves[0].again(), may_wait)  # the group has changed since
         # Steps that run together are one operation, in which nothing could be found.
         may_wait = may_wait and not numerics.are_checked()
-        program = self._program_for(structure, leaves, state, may_wait)
+        try:
+            program = self._program_for(structure, leaves, state, may_wait)
+        except StateCapturedError:
+            self._arriving = []  # another step runs on it
+            raise
         self.operations = program.operations
         with signals_held:
             if program.group_size > 1:
@@ -567,7 +572,8 @@ class CompiledStep:
         )
         if not self._returns_examples:
             before, logs = tracer.regrouped(values), flat_logs(self._results)
-            self._results = tracer.logs_without_metrics(logs, before, new)
+            own, of_all = tracer.logs_without_metrics(logs, before, new)
+            self._results = own | of_all
         flat = [value for group in new for value in group]
         for index, (cell, local) in enumerate(zip(self._cells, is_local, strict=True)):
             sharding = cell.placement.per_replica if local else cell.placement.mirrored

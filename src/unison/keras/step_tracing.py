@@ -29,6 +29,7 @@ from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
 from unison.keras.sharded_update import own_state, whole_state
 from unison.keras.share_notes import note_share
 from unison.keras.stateful_step import NotingLift, StatefulStep, metrics_having
+from unison.keras.values import values_in
 from unison.lifting import combine_writes, seen_from_outside
 from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import traced
@@ -245,12 +246,12 @@ class StepTracer:
                 )
             except Exception as error:
                 if captured:  # perhaps for that reason
-                    raise StateCapturedError from error
+                    raise StateCapturedError(captured) from error
                 if isinstance(error, TypeError | ValueError):
                     note_share(error, [x.shape for x in leaves], rows, shares)
                 raise
         if captured:
-            raise StateCapturedError
+            raise StateCapturedError(captured)
         inputs = jaxpr.jaxpr.invars[: len(flat)]
         outputs = jaxpr.jaxpr.outvars[len(jaxpr.jaxpr.outvars) - len(flat) :]
         pairs = enumerate(zip(inputs, outputs, strict=True))
@@ -258,65 +259,85 @@ class StepTracer:
             jaxpr, rows, tree, {index for index, (old, new) in pairs if new is not old}
         )
 
-    def logs_without_metrics(self, logs: Any, before: _Groups, new: _Groups) -> dict[str, Any]:
+    def logs_without_metrics(
+        self, logs: Any, before: _Groups, new: _Groups
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Sorts the names of the logs, and returns those logs that no metric reports later.
 
         Metrics report what they calculate of their own variables. What others calculate, of a
         `tf.Variable` for example, is calculated here, of the values over all replicas.
+
+        Returns:
+            The logs of this replica, and those over all replicas.
         """
         with self._metrics_having(new) as lift:
             results = self._model.get_metrics_result()
-            silent = self._silent_metrics(before[-1], new[-1])
-            of_others = _metrics_reading(self._model, lift) if lift.touched else set()
-        of_others.intersection_update(set(logs) - silent)
+            changed = self._changed_others(before, new)
+            updated = iter([new is not old for old, new in zip(before[-1], new[-1], strict=True)])
+            # A step of the user's may log something else, such as a `loss` of its own, under the
+            # name of a metric that it does not update.
+            silent: set[str] = set()
+            used: dict[str, set[Cell]] = {}
+            for metric in self._model.metrics:
+                of_metric = [next(updated) for _ in metric.variables]
+                lift.touched.clear()
+                result = values_in(metric.result())
+                names = list(result) if isinstance(result, dict) else [metric.name]
+                if not any(of_metric) and changed.isdisjoint(lift.touched):
+                    silent.update(names)
+                elif lift.touched:
+                    used.update({name: set(lift.touched) for name in names})
         self.log_names = list(logs)
-        later = results.keys() - silent - of_others
+        later = results.keys() - silent - used.keys()
         self.metric_names = [name for name in logs if name in later]
-        if of_others:
-            with self._metrics_having(self._over_all_replicas(new)):
-                logs = logs | self._model.get_metrics_result()
-        return {name: logs[name] for name in self.log_names if name not in self.metric_names}
+        own = {name: value for name, value in logs.items() if name not in later | used.keys()}
+        now = [name for name in logs if name in used]
+        if not now:
+            return own, {}
+        cells = set().union(*(used[name] for name in now))
+        with self._metrics_having(self._over_all_replicas(new, cells)):
+            results = self._model.get_metrics_result()
+        return own, {name: jnp.asarray(results[name]) for name in now}
 
     def _metrics_having(self, state: _Groups) -> contextlib.AbstractContextManager[NotingLift]:
-        others = [c for c, g in zip(self.cells, self.groups, strict=True) if g == OTHERS]
+        others = self._others
         values = dict(zip(others, state[-2], strict=True)) if others else {}
-        lift = NotingLift(self._strategy.placement, values)
+        # What the step does not use, others may: evaluation, for example.
+        lift = NotingLift(self._strategy.placement, values, takes_new_cells=True)
         return metrics_having(self._model, state[-1], lift)
 
-    def _over_all_replicas(self, state: _Groups) -> _Groups:
-        """Returns a state with the values that are seen outside of the replicas."""
+    @property
+    def _others(self) -> list[Cell]:
+        return [c for c, group in zip(self.cells, self.groups, strict=True) if group == OTHERS]
+
+    def _changed_others(self, before: _Groups, after: _Groups) -> set[Cell]:
+        others = self._others
+        if not others:
+            return set()
+        pairs = zip(others, before[-2], after[-2], strict=True)
+        return {cell for cell, old, new in pairs if new is not old}
+
+    def _over_all_replicas(self, state: _Groups, others: set[Cell]) -> _Groups:
+        """Returns a state in which `others` and metrics' variables are as outside of replicas."""
         flat = [value for group in state for value in group]
-        reported = (OTHERS, "metrics_variables")
         return self.regrouped(
             [
-                seen_from_outside(cell, value) if group in reported else value
+                seen_from_outside(cell, value)
+                if cell in others or group == "metrics_variables"
+                else value
                 for cell, group, value in zip(self.cells, self.groups, flat, strict=True)
             ]
         )
-
-    def _silent_metrics(self, before: Sequence[Any], after: Sequence[Any]) -> set[str]:
-        """Returns the log names of the metrics that the step did not update.
-
-        A step of the user's may log something else under such a name: a `loss` of its own.
-        """
-        names: set[str] = set()
-        updated = iter([new is not old for old, new in zip(before, after, strict=True)])
-        for metric in self._model.metrics:
-            changed = [next(updated) for _ in metric.variables]
-            if not any(changed):
-                result = metric.result()
-                names.update(result if isinstance(result, dict) else [metric.name])
-        return names
 
     def _global_logs(
         self, logs: Any, before: _Groups, new: _Groups, share: float
     ) -> dict[str, Any]:
         """Leaves to `StepLogs` what metrics report, and averages the rest over the examples."""
-        other = self.logs_without_metrics(logs, before, new)
+        own, of_all = self.logs_without_metrics(logs, before, new)
         weighted = jax.tree.map(
-            lambda value: jnp.asarray(value) * share if share else jnp.zeros_like(value), other
+            lambda value: jnp.asarray(value) * share if share else jnp.zeros_like(value), own
         )
-        return all_reduce("SUM", weighted) if other else {}
+        return (all_reduce("SUM", weighted) if own else {}) | of_all
 
     def _without_example(
         self, results: Any, state: Sequence[Any], new: Sequence[Any]
@@ -501,17 +522,6 @@ class StepTracer:
             state[index] = cell.take()
             if borrower is not None:
                 cell.lend(borrower)
-
-
-def _metrics_reading(model: keras.Model, lift: NotingLift) -> set[str]:
-    """Returns the log names of the metrics that use variables of `lift`, which is active."""
-    names: set[str] = set()
-    for metric in model.metrics:
-        lift.touched.clear()
-        result = metric.result()
-        if lift.touched:
-            names.update(result if isinstance(result, dict) else [metric.name])
-    return names
 
 
 def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:

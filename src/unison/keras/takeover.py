@@ -11,20 +11,26 @@ assigns variables, as on TensorFlow, on the default device (`handed_over`).
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import keras
 
-from unison.captured import StateCapturedError, is_noting, note_captured, noting_captured
+from unison.captured import StateCapturedError, note_captured, noting_captured
 from unison.interrupts import signals_held
 from unison.keras.host_layers import HostLayer
-from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful
+from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful, scopes_ask_lifts
 from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.keras.variables import LiftingScope
 from unison.strategies import has_strategy
 from unison.strategies.default import default_strategy
+from unison.thread_local import ThreadLocal
+
+logger = logging.getLogger("unison")
+
+#: The model whose step a loop of Keras' own runs in this thread.
+_looping: ThreadLocal[keras.Model | None] = ThreadLocal(None)
 
 #: The names of Keras' steps, by the number of the groups of state that they take.
 _STEP_OF = {len(groups): name for name, groups in STATE_OF_STEPS.items()}
@@ -53,20 +59,19 @@ def captured_is_an_error(model: keras.Model, step: Callable[..., Any], *args: An
     """Returns `step(model, *args)`, a step of Keras on a state and a batch.
 
     Raises:
-        StateCapturedError: It is being traced for a loop of Keras' own, and uses other state.
+        StateCapturedError: It is run, or traced, by a loop of Keras' own, and uses other state.
     """
-    is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
-    if not is_traced or trainer_of(model) is not None or keras.distribution.distribution():
+    if _looping.value is not model:
         return step(model, *args)
     with noting_captured() as captured:
         try:
             result = step(model, *args)
         except Exception as error:
             if captured:  # perhaps for that reason
-                raise StateCapturedError from error
+                raise StateCapturedError(captured) from error
             raise
     if captured:
-        raise StateCapturedError
+        raise StateCapturedError(captured)
     return result
 
 
@@ -80,11 +85,14 @@ def handed_over(make_function: Callable[..., Any]) -> Callable[..., Any]:
             name = _STEP_OF[len(state)]
             trainer = trainer_of(model)
             if trainer is not None:  # since an earlier step of this loop
-                return trainer.step(name)(state, batch)
+                return trainer.running_step(name)(state, batch)
+            # Keras' own distribution has several devices, which a trainer here would not have.
+            looping = None if keras.distribution.distribution() else model
             try:
-                return step(state, batch)
-            except StateCapturedError:
-                pass
+                with _looping.bound_to(looping):
+                    return step(state, batch)
+            except StateCapturedError as error:
+                logger.debug("Model %r is lifted: %s", model.name, error)
             with signals_held:
                 model._jax_state = dict(zip(STATE_OF_STEPS[name], state, strict=True))
                 model._jax_state_synced = False
@@ -106,7 +114,7 @@ def asking_around(get_current_value: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(get_current_value)
     def get(scope: keras.StatelessScope, variable: keras.Variable) -> Any:
         value = get_current_value(scope, variable)
-        if value is None and not note_captured(variable.path):
+        if value is None and not note_captured(variable.path) and scopes_ask_lifts.value:
             around = _lifting_around(scope)
             value = None if around is None else around.get_current_value(variable)
         return value
@@ -119,8 +127,10 @@ def telling_around(add_update: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(add_update)
     def add(scope: keras.StatelessScope, update: tuple[keras.Variable, Any]) -> None:
-        is_there = is_noting() or id(update[0]) in scope.state_mapping
-        around = None if is_there else _lifting_around(scope)
+        is_missing = id(update[0]) not in scope.state_mapping
+        if is_missing:
+            is_missing = not note_captured(update[0].path) and scopes_ask_lifts.value
+        around = _lifting_around(scope) if is_missing else None
         if around is None:
             add_update(scope, update)
         else:
@@ -139,10 +149,10 @@ def _lifting_around(scope: keras.StatelessScope) -> LiftingScope | None:
     return None
 
 
-def for_its_shapes(compute_output_spec: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras' `compute_output_spec`, which calls layers for what their outputs look like.
+def without_assignments(compute_output_spec: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns Keras' `compute_output_spec`, in which what layers assign is not assigned.
 
-    What these assign then is not assigned.
+    It calls them to see the shapes of their outputs only.
     """
 
     @functools.wraps(compute_output_spec)

@@ -111,6 +111,10 @@ class ReplicaTrainer:
         self._example: Any = None
         #: Builds such a model as `fit` builds others, for the steps that need it.
         self._build_as_keras: Callable[[], None] | None = None
+        #: Whether callbacks restore what steps use beside the model: the first batch tells it then.
+        self.must_know_others = False
+        self._has_looked = False
+        self._first_batch: Any = None
         #: By the name of a step that assigns: the cells that it uses and that are not the model's.
         self._others: dict[str, list[Cell]] = {}
         #: The steps as compiled, and what computes their logs, by their names.
@@ -183,6 +187,10 @@ class ReplicaTrainer:
                 build, _first_batch_of(iterator) if data_batch is None else data_batch
             )
             return
+        if self.must_know_others and iterator is not None and not self._has_looked:
+            self._has_looked = True
+            self._first_batch, iterator = _first_batch_of(iterator), None
+            data_batch = self._first_batch
         given = {"iterator": iterator, "data_batch": data_batch}
         with self.strategy.scope():
             build(**{name: value for name, value in given.items() if value is not None})
@@ -299,7 +307,7 @@ class ReplicaTrainer:
         if self._model.train_function is not None and not force:
             return
         self._prepare("train_step")
-        self._model.train_function = self._repeated(self.step("train_step"))
+        self._model.train_function = self._repeated(self.running_step("train_step"))
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         """Returns the model's compiled optimizer, and others that it references."""
@@ -310,13 +318,15 @@ class ReplicaTrainer:
         if self._model.test_function is not None and not force:
             return
         self._prepare("test_step")
-        self._model.test_function = self._repeated(self.step("test_step"))
+        self._model.test_function = self._repeated(self.running_step("test_step"))
 
     def _make_predict_function(self, force: bool = False) -> None:
         if self._model.predict_function is not None and not force:
             return
         self._prepare("predict_step")
-        self._model.predict_function = self._repeated(self.step("predict_step"), keep_all=True)
+        self._model.predict_function = self._repeated(
+            self.running_step("predict_step"), keep_all=True
+        )
 
     def _prepare(self, name: str, example: Any = None) -> None:
         """Builds what the step `name` uses, and makes the step, which is compiled when it runs.
@@ -330,6 +340,9 @@ class ReplicaTrainer:
         if name == "train_step":
             for optimizer in self._optimizers():
                 adopt_optimizer(optimizer)
+        if name == "train_step" and self._first_batch is not None:
+            self._lift_if_needed()
+            example = self._example if example is None else example
         self._build_for(name, example)
         if name == "train_step":
             self._cells("optimizer_variables")
@@ -341,6 +354,14 @@ class ReplicaTrainer:
             self._results_of[name] = metric_results(
                 self._model, self.strategy.placement, self._cells(METRICS), self.other_cells()
             )
+
+    def _lift_if_needed(self) -> None:
+        """Lifts the steps before the loop begins, if the train step uses other variables."""
+        self._assigning_steps = list(STATE_OF_STEPS)
+        self._build_for("train_step", self._first_batch)
+        self._example, self._first_batch = self._first_batch, None
+        if not self._others["train_step"]:
+            self._assigning_steps, self._example = [], None
 
     def _lift_steps(self) -> None:
         """Makes all steps read and assign other variables than the model's.
@@ -380,9 +401,11 @@ class ReplicaTrainer:
         self._assigning_steps = list(STATE_OF_STEPS)
         groups = self._take_state(**dict.fromkeys(STATE_OF_STEPS[name], True))
         self._model._jax_state_synced = False
-        return self.step(name)(groups, batch)
+        later = self._repeated(self.running_step(name), keep_all=name == "predict_step")
+        setattr(self._model, name.replace("step", "function"), later)
+        return self.running_step(name)(groups, batch)
 
-    def step(self, name: str) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def running_step(self, name: str) -> Callable[[Any, Any], tuple[Any, Any]]:
         """Returns what runs a step on Keras' state, which are the groups' names, and a batch."""
         if name == "predict_step":
             return self._with_outputs

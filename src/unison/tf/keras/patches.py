@@ -68,7 +68,7 @@ def patch_keras() -> None:
     JAXTrainer._make_function = takeover.handed_over(JAXTrainer._make_function)
     StatelessScope.get_current_value = takeover.asking_around(StatelessScope.get_current_value)
     StatelessScope.add_update = takeover.telling_around(StatelessScope.add_update)
-    backend.compute_output_spec = takeover.for_its_shapes(backend.compute_output_spec)
+    backend.compute_output_spec = takeover.without_assignments(backend.compute_output_spec)
     # Where they are defined, so that Keras and we recognize a program's own.
     JAXTrainer.compute_loss_and_updates = masks.returning_masks(JAXTrainer.compute_loss_and_updates)
     JAXTrainer._update_metrics_variables = masks.taking_masks(JAXTrainer._update_metrics_variables)
