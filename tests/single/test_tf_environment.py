@@ -129,7 +129,7 @@ def test_the_profiler_writes_a_trace(tmp_path):
 def test_text_is_printed_as_tensorflow_prints_it():
     stream = io.StringIO()
     tf.print(tf.constant("a"), tf.constant(["b", "c"]), "d", output_stream=stream)
-    assert stream.getvalue() == 'a ["b" "c"] d\n'
+    assert stream.getvalue() == '"a" ["b" "c"] d\n'
 
 
 def test_lines_can_be_appended_to_a_file(tmp_path):

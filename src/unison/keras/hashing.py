@@ -151,13 +151,8 @@ class HashedCrossing(HostLayer):
         self.output_mode = output_mode
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(inputs, list | tuple):  # Keras refuses tensors beside arrays of NumPy's
-            inputs = [
-                device_array(each)
-                if isinstance(each, np.ndarray) and each.dtype != object
-                else each
-                for each in host_layers.with_text_as_objects(inputs)
-            ]
+        if isinstance(inputs, list | tuple):  # Keras refuses tensors beside other arrays
+            inputs = [_tensor(each) for each in inputs]
         return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs: Any) -> Any:
@@ -206,6 +201,12 @@ class HashedCrossing(HostLayer):
             "output_mode": self.output_mode,
             "sparse": False,
         }
+
+
+def _tensor(values: Any) -> Any:
+    if host_layers.is_text(values) or not isinstance(values, np.ndarray | list | tuple):
+        return values
+    return device_array(np.asarray(values))
 
 
 def _feature(values: Any) -> np.ndarray:

@@ -37,8 +37,13 @@ def placeable(value: Any) -> Any:
 
     JAX narrows NumPy's own; they do not name their dtype. Other values are returned as they are.
     """
-    is_wide = isinstance(value, np.ndarray | np.generic) and value.dtype.itemsize >= 8
+    is_wide = isinstance(value, np.ndarray | np.generic) and is_of_64_bits(value.dtype)
     return device_array(value) if is_wide and keeps_explicit_64_bits() else value
+
+
+def is_of_64_bits(dtype: np.dtype) -> bool:
+    """Whether these are numbers of 64 bits or more, complex numbers of two such included."""
+    return dtype.itemsize >= 8 and dtype.kind in "iufc"
 
 
 def array_type(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unison.runtime.precision import device_array, placeable
+from unison.runtime.precision import device_array, is_of_64_bits, placeable
 
 _Operator = Callable[[Any, Any], Any]
 
@@ -58,7 +58,7 @@ def beside_64_bits(value: Any, dtype: np.dtype) -> Any:
         value: Any operand.
         dtype: The dtype of the tensor, of any number of bits.
     """
-    if dtype.itemsize < 8:
+    if not is_of_64_bits(dtype):
         return value
     if isinstance(value, np.ndarray | np.generic):
         return placeable(value)
