@@ -196,6 +196,7 @@ class Dropped(tf.keras.layers.Layer):
 
 
 @pytest.mark.parametrize("make", [Noise, OwnNoise, Dropped])
+@pytest.mark.smoke
 def test_every_step_and_every_replica_draws_its_own_numbers(scope, make):
     fitted, first, second = noises(scope, make)
     assert len(set(fitted)) == 4
