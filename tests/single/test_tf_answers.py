@@ -55,13 +55,6 @@ def test_a_loop_changes_shapes_where_it_may():
         strategy.run(lengthened, args=(tf.constant(2),))
 
 
-def test_normalization_may_be_synchronized_outside_of_scopes():
-    layer = tf.keras.layers.BatchNormalization(synchronized=True)
-    x = tf.constant(np.arange(8.0).reshape(4, 2), tf.float32)
-    expected = tf.keras.layers.BatchNormalization()(x, training=True)
-    np.testing.assert_allclose(layer(x, training=True), expected, 1e-5)
-
-
 def test_a_step_returns_a_variable_in_its_logs():
     class Counting(tf.keras.Model):
         def __init__(self):

@@ -16,6 +16,7 @@ import keras
 from keras.src import backend
 
 from unison import conversion
+from unison.captured import noting_captured
 from unison.keras.values import values_in
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError, converted_if_needed
 
@@ -26,21 +27,29 @@ _METHODS = ("call", "train_step", "test_step", "predict_step", "compute_loss", "
 
 
 def teach_control_flow() -> None:
-    """Lets Keras convert layers where they need it."""
+    """Lets Keras convert layers where they need it, and not assign where it asks for shapes."""
     conversion.contexts_of_calls.append(methods_converted)
     for kind in (*VALUE_WANTED, ControlFlowError):
         # Keras would make another error of it, which it cannot, and say nothing of the cause.
         kind._keras_call_info_injected = True  # type: ignore[union-attr]
-    backend.compute_output_spec = _converting_if_needed(backend.compute_output_spec)
+    backend.compute_output_spec = _for_shapes(backend.compute_output_spec)
 
 
-def _converting_if_needed(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _for_shapes(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns Keras' `compute_output_spec`, which calls a function for the shapes of its results.
+
+    It is converted if needed, and what it assigns is not assigned.
+    """
+
     @functools.wraps(compute)
     def compute_output_spec(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def computed() -> Any:
             named = getattr(fn, "__name__", "")
             own = getattr(getattr(fn, "__self__", None), named, fn)
-            return compute(lambda *args, **kwargs: values_in(own(*args, **kwargs)), *args, **kwargs)
+            with noting_captured():
+                return compute(
+                    lambda *args, **kwargs: values_in(own(*args, **kwargs)), *args, **kwargs
+                )
 
         return with_methods_converted(getattr(fn, "__self__", fn), computed)
 

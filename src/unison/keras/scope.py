@@ -13,12 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras.src import backend
 
 from unison.keras.metrics import adopt_metric
 from unison.keras.normalization import BatchNormalization
 from unison.keras.optimizers import adopt_optimizer
-from unison.keras.takeover import without_assignments
 from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.keras.variables import LiftingScope, adopt, outside_the_traced_program
 from unison.program import tracing_contexts
@@ -71,12 +69,10 @@ def _followed_by(adopt: Callable[[Any], None]) -> Callable[[Callable[..., Any]],
     return wrap
 
 
-def creating_normalization(original: Callable[..., Any]) -> Any:
-    """Returns `BatchNormalization.__new__`, which makes ours if it is to be synchronized."""
-
+def _creating_normalization(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls is keras.layers.BatchNormalization and kwargs.get("synchronized"):
+        if cls is keras.layers.BatchNormalization and kwargs.get("synchronized") and has_strategy():
             cls = BatchNormalization  # Keras' own refuses to be synchronized off TensorFlow
         return original(cls, *args, **kwargs)
 
@@ -149,15 +145,14 @@ def _owner_of(method: str) -> type:
     return next(owner for owner in keras.Model.__mro__ if method in vars(owner))
 
 
-_WRAPPERS: list[tuple[Any, str, Callable[..., Any]]] = [
+_WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (keras.Model, "__new__", _creating_model),
     # What models call, too, for layers that have Keras' trainer as a base.
     (_owner_of("fit"), "__init__", _followed_by(_give_trainer)),
     (keras.Variable, "__init__", _creating_variable),
     (keras.optimizers.Optimizer, "__init__", _followed_by(adopt_optimizer)),
     (keras.metrics.Metric, "__init__", _followed_by(adopt_metric)),
-    (keras.layers.BatchNormalization, "__new__", creating_normalization),
-    (backend, "compute_output_spec", without_assignments),
+    (keras.layers.BatchNormalization, "__new__", _creating_normalization),
     *((_owner_of(name), name, _using_model) for name in ("compile", *ENTRY_POINTS)),
 ]
 

@@ -147,17 +147,3 @@ def _lifting_around(scope: keras.StatelessScope) -> LiftingScope | None:
         if isinstance(around, LiftingScope):
             return around
     return None
-
-
-def without_assignments(compute_output_spec: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras' `compute_output_spec`, in which what layers assign is not assigned.
-
-    It calls them to see the shapes of their outputs only.
-    """
-
-    @functools.wraps(compute_output_spec)
-    def compute(*args: Any, **kwargs: Any) -> Any:
-        with noting_captured():
-            return compute_output_spec(*args, **kwargs)
-
-    return compute

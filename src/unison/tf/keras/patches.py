@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-from keras.src import backend, datasets
+from keras.src import datasets
 from keras.src.api_export import register_internal_serializable
 from keras.src.backend.common import dtypes
 from keras.src.backend.common.stateless_scope import StatelessScope
@@ -21,7 +21,7 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils import file_utils
 
 from unison.keras import takeover, text_input
-from unison.keras.scope import ENTRY_POINTS, creating_normalization
+from unison.keras.scope import ENTRY_POINTS
 from unison.keras.stateful_step import STATE_OF_STEPS
 from unison.tf.keras import layers, masks, old_models, old_optimizers, old_saving, utils
 from unison.tf.keras.sharded_weights import of_whole_weights, weights_by_shards
@@ -63,12 +63,9 @@ def patch_keras() -> None:
         setattr(keras.Model, f"{name}_generator", getattr(keras.Model, name))
     for name in STATE_OF_STEPS:
         setattr(keras.Model, name, old_models.step_with_or_without_state(name))
-    normalization = keras.layers.BatchNormalization
-    normalization.__new__ = creating_normalization(normalization.__new__)
     JAXTrainer._make_function = takeover.handed_over(JAXTrainer._make_function)
     StatelessScope.get_current_value = takeover.asking_around(StatelessScope.get_current_value)
     StatelessScope.add_update = takeover.telling_around(StatelessScope.add_update)
-    backend.compute_output_spec = takeover.without_assignments(backend.compute_output_spec)
     # Where they are defined, so that Keras and we recognize a program's own.
     JAXTrainer.compute_loss_and_updates = masks.returning_masks(JAXTrainer.compute_loss_and_updates)
     JAXTrainer._update_metrics_variables = masks.taking_masks(JAXTrainer._update_metrics_variables)
