@@ -26,6 +26,7 @@ from unison.data import Shares, count_examples
 from unison.data.leaves import shape_of
 from unison.data.statistics import metered
 from unison.interrupts import signals_held, without_signals
+from unison.keras.building import first_batch_of, fixes_batch_size, is_built
 from unison.keras.feeding import Feeder
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs, metric_results
@@ -177,19 +178,20 @@ class ReplicaTrainer:
             self.steps_per_epoch = iterator.num_batches
         if self._assigning_steps or self._encode_text:
             if self._example is None:
-                self._example = _first_batch_of(iterator) if data_batch is None else data_batch
+                self._example = first_batch_of(iterator) if data_batch is None else data_batch
             if self._encode_text:
                 build = functools.partial(build_on_text, self._model)
             self._build_as_keras = functools.partial(build, data_batch=self._example)
             return
-        if _fixes_batch_size(self._model):
+        if fixes_batch_size(self._model):
             self._build_for_a_share(
-                build, _first_batch_of(iterator) if data_batch is None else data_batch
+                build, first_batch_of(iterator) if data_batch is None else data_batch
             )
             return
-        if self.must_know_others and iterator is not None and not self._has_looked:
+        looks = self.must_know_others and not self._has_looked and not is_built(self._model)
+        if looks and iterator is not None:
             self._has_looked = True
-            self._first_batch, iterator = _first_batch_of(iterator), None
+            self._first_batch, iterator = first_batch_of(iterator), None
             data_batch = self._first_batch
         given = {"iterator": iterator, "data_batch": data_batch}
         with self.strategy.scope():
@@ -574,23 +576,6 @@ def _on_the_host(metrics_of: Callable[..., Any]) -> Callable[..., Any]:
         return jax.device_get(metrics_of(logs))
 
     return on_the_host
-
-
-def _first_batch_of(iterator: Any) -> Any:
-    """Returns a batch of Keras' `EpochIterator`, as Keras itself does to build a model."""
-    for _, _, batches in iterator:
-        return next(batches)
-    raise ValueError("The data has no batch.")
-
-
-def _fixes_batch_size(model: keras.Model) -> bool:
-    """Whether a model was created with inputs of a fixed batch size, that of a replica's share."""
-    try:
-        inputs = jax.tree.leaves(getattr(model, "inputs", None))
-    except ValueError:  # of a Sequential model that is not built yet
-        return False
-    shapes = [getattr(each, "shape", ()) for each in inputs]
-    return any(shape and shape[0] is not None for shape in shapes)
 
 
 def trainer_of(model: keras.Model) -> ReplicaTrainer | None:

@@ -96,7 +96,7 @@ class _Gathered:
         self.placement = cell.placement
         self._value = jnp.asarray(cell.numpy())
 
-    def read(self) -> jax.Array:
+    def value_outside(self) -> jax.Array:
         return self._value
 
 
