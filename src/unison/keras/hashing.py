@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,46 @@ from unison.runtime.precision import device_array
 _CROSS_KEY = 0xDECAFCAFFE
 
 
+class _Buckets(HostLayer):
+    """The common part: a layer that assigns what it is given to `num_bins` buckets."""
+
+    def __init__(self, num_bins: int, output_mode: str, name: str | None, **kwargs: Any):
+        for ignored in ("trainable", "dtype"):
+            kwargs.pop(ignored, None)
+        if num_bins is None or num_bins <= 0:
+            raise ValueError(f"num_bins must be positive. Received: {num_bins}")
+        super().__init__(name, **kwargs)
+        self.num_bins = num_bins
+        self.output_mode = output_mode
+
+    def _bin(self, value: Any) -> int:
+        """Returns the bucket of one value."""
+        raise NotImplementedError
+
+    def _encoded(self, values: Iterable[Any], shape: tuple[int, ...]) -> np.ndarray:
+        """Returns the outputs for values, which have this shape."""
+        bins = np.array([self._bin(value) for value in values], dtype=np.int64).reshape(shape)
+        if self.output_mode == "int":
+            return bins
+        return host_layers.encoded_categories(bins, self.output_mode, self.num_bins)
+
+    def _spec(self, shape: Sequence[int | None]) -> keras.KerasTensor:
+        """Returns the description of the outputs for values of this shape."""
+        dtype = "int64" if self.output_mode == "int" else keras.config.floatx()
+        encoded = host_layers.encoded_shape(shape, self.output_mode, self.num_bins)
+        return keras.KerasTensor(encoded, dtype=dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_bins": self.num_bins,
+            "output_mode": self.output_mode,
+            "sparse": False,
+        }
+
+
 @keras.saving.register_keras_serializable("unison")
-class Hashing(HostLayer):
+class Hashing(_Buckets):
     """Assigns strings or integers to buckets by FarmHash, as TensorFlow does; on the host.
 
     Args:
@@ -48,19 +86,13 @@ class Hashing(HostLayer):
         name: str | None = None,
         **kwargs: Any,
     ):
-        for ignored in ("trainable", "dtype"):
-            kwargs.pop(ignored, None)
-        if num_bins is None or num_bins <= 0:
-            raise ValueError(f"num_bins must be positive. Received: {num_bins}")
+        super().__init__(num_bins, host_layers.output_mode_of(output_mode), name, **kwargs)
         if sparse or salt is not None:
             raise ValueError(
                 "Sparse outputs and salted hashing are not supported. Received: "
                 f"sparse={sparse}, salt={salt}. Leave them at False and None."
             )
-        super().__init__(name, **kwargs)
-        self.num_bins = num_bins
         self.mask_value = mask_value
-        self.output_mode = host_layers.output_mode_of(output_mode)
 
     def call(self, inputs: Any) -> Any:
         if isinstance(inputs, jax.core.Tracer):
@@ -75,11 +107,7 @@ class Hashing(HostLayer):
             values = host_layers.text_array(inputs)
         else:
             values = np.asarray(inputs).astype(np.int64)
-        bins = np.array([self._bin(value) for value in values.ravel().tolist()], dtype=np.int64)
-        bins = bins.reshape(values.shape)
-        if self.output_mode == "int":
-            return bins
-        return host_layers.encoded_categories(bins, self.output_mode, self.num_bins)
+        return self._encoded(values.ravel().tolist(), values.shape)
 
     def _bin(self, value: bytes | int) -> int:
         text = value if isinstance(value, bytes) else str(value).encode()
@@ -94,22 +122,14 @@ class Hashing(HostLayer):
         return host_layers.encoded_shape(input_shape, self.output_mode, self.num_bins)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        dtype = "int64" if self.output_mode == "int" else keras.config.floatx()
-        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=dtype)
+        return self._spec(inputs.shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "num_bins": self.num_bins,
-            "salt": None,
-            "mask_value": self.mask_value,
-            "output_mode": self.output_mode,
-            "sparse": False,
-        }
+        return {**super().get_config(), "salt": None, "mask_value": self.mask_value}
 
 
 @keras.saving.register_keras_serializable("unison")
-class HashedCrossing(HostLayer):
+class HashedCrossing(_Buckets):
     """Assigns combinations of features to buckets by FarmHash, as TensorFlow does; on the host.
 
     It is called with a list of two or more features: strings or integers of the same shape, which
@@ -138,17 +158,11 @@ class HashedCrossing(HostLayer):
         name: str | None = None,
         **kwargs: Any,
     ):
-        for ignored in ("trainable", "dtype"):
-            kwargs.pop(ignored, None)
-        if num_bins is None or num_bins <= 0:
-            raise ValueError(f"num_bins must be positive. Received: {num_bins}")
+        super().__init__(num_bins, output_mode, name, **kwargs)
         if output_mode not in ("int", "one_hot"):
             raise ValueError(f"output_mode must be 'int' or 'one_hot'. Received: {output_mode!r}")
         if sparse:
             raise ValueError("Sparse outputs are not supported. Received: sparse=True.")
-        super().__init__(name, **kwargs)
-        self.num_bins = num_bins
-        self.output_mode = output_mode
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, list | tuple):  # Keras refuses tensors beside other arrays
@@ -174,10 +188,7 @@ class HashedCrossing(HostLayer):
                 f"Received: shapes {shapes}"
             )
         rows = zip(*(feature.ravel().tolist() for feature in features), strict=True)
-        bins = np.array([self._bin(row) for row in rows], dtype=np.int64).reshape(shapes[0])
-        if self.output_mode == "int":
-            return bins
-        return host_layers.encoded_categories(bins, self.output_mode, self.num_bins)
+        return self._encoded(rows, shapes[0])
 
     def _bin(self, row: Sequence[bytes | int]) -> int:
         crossed = _CROSS_KEY
@@ -190,17 +201,7 @@ class HashedCrossing(HostLayer):
         return host_layers.encoded_shape(input_shape[0], self.output_mode, self.num_bins)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        dtype = "int64" if self.output_mode == "int" else keras.config.floatx()
-        shape = self.compute_output_shape([each.shape for each in inputs])
-        return keras.KerasTensor(shape, dtype=dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "num_bins": self.num_bins,
-            "output_mode": self.output_mode,
-            "sparse": False,
-        }
+        return self._spec(inputs[0].shape)
 
 
 def _tensor(values: Any) -> Any:
