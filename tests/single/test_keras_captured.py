@@ -530,19 +530,10 @@ def test_a_stateless_scope_of_the_programs_own_isolates():
 
 
 def test_a_jitted_step_outside_of_loops_captures_as_in_jax():
-    factor = tf.Variable(2.0)
-    model = ones(Times(factor))
-    model.fit(X, Y, verbose=0)
-    plain = ones()
-    state = [
-        [v.value for v in group]
-        for group in (
-            plain.trainable_variables,
-            plain.non_trainable_variables,
-            plain.metrics_variables,
-        )
-    ]
-    logs, _ = jax.jit(plain.test_step)(tuple(state), (X, Y))
+    model = ones(Times(tf.Variable(2.0)))
+    groups = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
+    state = tuple([variable.value for variable in group] for group in groups)
+    logs, _ = jax.jit(model.test_step)(state, (X, Y))
     assert set(logs) >= {"loss"}
 
 

@@ -342,10 +342,9 @@ class ReplicaTrainer:
         if name == "train_step":
             for optimizer in self._optimizers():
                 adopt_optimizer(optimizer)
-        if name == "train_step" and self._first_batch is not None:
-            self._lift_if_needed()
-            example = self._example if example is None else example
-        self._build_for(name, example)
+        is_lifted_now = name == "train_step" and self._lift_if_needed()
+        if not is_lifted_now:
+            self._build_for(name, example)
         if name == "train_step":
             self._cells("optimizer_variables")
             if name not in self._assigning_steps:
@@ -357,13 +356,22 @@ class ReplicaTrainer:
                 self._model, self.strategy.placement, self._cells(METRICS), self.other_cells()
             )
 
-    def _lift_if_needed(self) -> None:
-        """Lifts the steps before the loop begins, if the train step uses other variables."""
+    def _lift_if_needed(self) -> bool:
+        """Lifts the steps before the loop begins, if the train step uses other variables.
+
+        Returns:
+            Whether it does; what it uses is then built.
+        """
+        example, self._first_batch = self._first_batch, None
+        if example is None:
+            return False
         self._assigning_steps = list(STATE_OF_STEPS)
-        self._build_for("train_step", self._first_batch)
-        self._example, self._first_batch = self._first_batch, None
+        self._build_for("train_step", example)
         if not self._others["train_step"]:
-            self._assigning_steps, self._example = [], None
+            self._assigning_steps = []
+            return False
+        self._example = example
+        return True
 
     def _lift_steps(self) -> None:
         """Makes all steps read and assign other variables than the model's.
