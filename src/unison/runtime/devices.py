@@ -142,12 +142,12 @@ def set_logical_cpu_devices(count: int) -> None:
     _wishes.cpu_devices = count
 
 
-def hold_devices_of_environment() -> None:
-    """Makes `UNISON_CPU_DEVICES`, if it is set, hold for whatever starts the backend.
+def hold_stated_devices() -> None:
+    """Makes the stated number of logical CPU devices hold for whatever starts the backend.
 
-    Does not start the backend.
+    Does not start it.
     """
-    if CPU_DEVICES_VARIABLE in os.environ and not backend_is_started():
+    if not backend_is_started():
         start_cpus_within(_cpu_start)
 
 

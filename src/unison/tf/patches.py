@@ -109,9 +109,9 @@ def patch_jax() -> None:
     """Gives JAX's arrays, and its values inside traced programs, TensorFlow's methods."""
     jax.config.update("jax_explicit_x64_dtypes", "allow")
     if "UNISON_CPU_DEVICES" in os.environ:  # otherwise the import takes longer for nothing
-        from unison.runtime.devices import hold_devices_of_environment
+        from unison.runtime.devices import hold_stated_devices
 
-        hold_devices_of_environment()
+        hold_stated_devices()
     kinds: tuple[Any, ...] = (jax.Array, jax.core.Tracer)
     for kind in kinds:
         kind.numpy = _numpy
