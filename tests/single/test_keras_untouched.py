@@ -67,11 +67,6 @@ def test_model_built_outside_scopes_has_variables_of_kerass_own_class(two_replic
     assert {type(variable) for variable in build().variables} == {keras.Variable}
 
 
-def test_batch_normalization_outside_scopes_refuses_what_keras_refuses():
-    with pytest.raises(ValueError, match="synchronized=True"):
-        keras.layers.BatchNormalization(synchronized=True)
-
-
 def test_batch_normalization_that_is_not_synchronized_stays_kerass_own(two_replicas):
     with two_replicas.scope():
         layer = keras.layers.BatchNormalization()

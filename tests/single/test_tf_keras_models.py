@@ -141,6 +141,31 @@ def test_weights_are_added_by_name_and_with_tensorflows_annotations(two_replicas
     assert float(layer.calls.numpy()) == 2.0
 
 
+def test_synchronized_normalization_outside_scopes_normalizes_by_its_batch(tmp_path):
+    layer = tf.keras.layers.BatchNormalization(synchronized=True)
+    plain = tf.keras.layers.BatchNormalization()
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    assert_close(layer(x, training=True), plain(x, training=True))
+    assert_close(layer.get_weights(), plain.get_weights())
+    assert isinstance(layer, tf.keras.layers.BatchNormalization)
+    assert layer.synchronized
+    model = tf.keras.Sequential([tf.keras.Input((2,)), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras").layers[0]
+    assert loaded.synchronized
+    assert not plain.synchronized
+    assert_close(loaded.get_weights(), layer.get_weights())
+
+
+def test_synchronized_normalization_of_an_own_class_names_the_class_to_derive_it_from():
+    class Own(tf.keras.layers.BatchNormalization):
+        pass
+
+    with pytest.raises(ValueError, match="derive it from Unison"):
+        Own(synchronized=True)
+    assert not Own().synchronized
+
+
 def test_a_metric_adds_weights_by_name():
     class Total(tf.keras.metrics.Metric):
         def __init__(self):

@@ -6,6 +6,9 @@ for replica programs.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -59,6 +62,31 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if self.synchronized and context is not None and context.num_replicas_in_sync > 1:
             return _global_moments(count, mean, variance)
         return mean, variance
+
+
+def init_taking_synchronized(original: Callable[..., None]) -> Callable[..., None]:
+    """`BatchNormalization.__init__` of Keras, which makes a synchronized layer one of ours.
+
+    Args:
+        original: Keras' own, which refuses `synchronized=True` on JAX.
+    """
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+        if synchronized and type(self) is not keras.layers.BatchNormalization:
+            raise ValueError(
+                "Expected synchronized=True of Keras' own BatchNormalization, or of a class "
+                "derived from unison.keras.BatchNormalization. Received: "
+                f"{type(self).__name__}, derived from Keras' own: derive it from Unison's."
+            )
+        original(self, *args, **kwargs)
+        if synchronized:
+            self.__class__ = BatchNormalization
+            self.synchronized = True
+
+    # Keras asks for the arguments in two ways, of which one does not look behind wrappers.
+    vars(init)["__signature__"] = inspect.signature(original)
+    return init
 
 
 def _local_moments(inputs: Any, mask: Any, axes: list[int]) -> tuple[Any, Any, Any]:

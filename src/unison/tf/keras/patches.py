@@ -21,6 +21,7 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils import file_utils
 
 from unison.keras import takeover, text_input
+from unison.keras.normalization import init_taking_synchronized
 from unison.keras.scope import ENTRY_POINTS
 from unison.keras.stateful_step import STATE_OF_STEPS
 from unison.tf.keras import layers, masks, old_models, old_optimizers, old_saving, utils
@@ -52,6 +53,8 @@ def patch_keras() -> None:
     for name in ("trainable_weights", "non_trainable_weights"):
         whole = of_whole_weights(getattr(keras.layers.Layer, name))
         setattr(keras.layers.Layer, name, whole)
+    normalization = keras.layers.BatchNormalization
+    normalization.__init__ = init_taking_synchronized(normalization.__init__)
     for tensors in ("input", "output"):
         setattr(keras.layers.Layer, f"{tensors}_shape", old_models.ShapeOf(tensors))
     # The class that defines it: Keras recognizes a program's own `compile` by comparing with that.
