@@ -272,6 +272,13 @@ def test_variable_that_the_object_does_not_lead_to_is_named(tmp_path):
         save(Module(), tmp_path / "model")
 
 
+def test_function_of_text_is_refused_with_what_can_be_saved(tmp_path):
+    module = tf.Module()
+    module.f = tf.function(tf.strings.length, input_signature=[tf.TensorSpec([None], tf.string)])
+    with pytest.raises(ValueError, match="Save the function of the numbers"):
+        save(module, tmp_path / "model")
+
+
 def test_function_that_was_called_is_saved_for_its_whole_input_signature(tmp_path):
     scale = Scale()
     scale(tf.ones([2, 3]))

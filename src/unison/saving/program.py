@@ -132,12 +132,21 @@ def export_program(
 
     Raises:
         AssertionError: It uses another variable.
-        ValueError: It cannot be exported.
+        ValueError: It cannot be exported, as one that takes text.
     """
     by_cell = {variable.cell: variable for variable in variables}
     specs = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, ArraySpec)]
     program = _Traceable(function, inputs)
     name = getattr(function, "__qualname__", repr(function))
+    for spec in specs:
+        if spec.dtype.hasobject:
+            raise ValueError(
+                f"Function {name} cannot be saved for {spec}: expected arrays of numbers. Text is "
+                "computed on the host, and is no part of the program that is saved. Save the "
+                "function of the numbers that are made of the text (of tokens, say), and make "
+                "those outside of it; or save a Keras model with its layers for text, by "
+                "model.save('model.keras')."
+            )
     failure: Exception | None = None
     for arguments in _symbolic(specs):
         try:
