@@ -1332,6 +1332,18 @@ def test_unison_variable_in_a_keras_model_is_saved():
     assert keys(model=model) == [f"model/steps/{VALUE}"]
 
 
+def test_a_layer_may_have_members_that_are_named_as_lists_of_keras():
+    class Own(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.add_weight(shape=(2,), name="scale")
+
+        def _variables(self):
+            raise AssertionError("This is the program's own method.")
+
+    assert saved(layer=Own()) == [(f"layer/_trainable_variables[0]/{VALUE}", [2])]
+
+
 def test_checkpoint_saved_in_a_callback_has_the_values_of_that_moment(two_replicas, tmp_path):
     with two_replicas.scope():
         model = sequential(True)

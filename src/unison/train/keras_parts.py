@@ -69,7 +69,7 @@ def _identities(values: Any) -> Iterator[int]:
 
 
 def _unnamed(owner: Any) -> Iterator[tuple[str, Any]]:
-    for account in ("_variables",) if hasattr(owner, "_variables") else _WEIGHTS:
+    for account in _WEIGHTS if isinstance(owner, keras.Layer) else ("_variables",):
         for index, variable in enumerate(getattr(owner, account, ())):
             yield f"{account}[{index}]", variable
     # The layers of a model without its input layer, which a Sequential model gets when it is built.
