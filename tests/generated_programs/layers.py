@@ -141,6 +141,84 @@ class Counts(keras.layers.Layer):
         return inputs
 
 
+class _Untracked:
+    """Holds what neither Keras nor a checkpoint is to find."""
+
+    def __init__(self, *values: Any):
+        self.values = values
+
+
+@keras.saving.register_keras_serializable("random programs")
+class Captures(keras.layers.Layer):
+    """Scales its inputs by `tf.Variable`s that the model does not know, as a new layer does.
+
+    A callback sets one of them (`set_factor`), and the layer counts its calls in training in the
+    other.
+
+    Args:
+        has_weights: Whether they are weights of the layer instead. That is the reference: Keras'
+            steps know them.
+    """
+
+    supports_masking = True
+
+    def __init__(self, has_weights: bool, **options: Any):
+        super().__init__(**options)
+        self.has_weights = has_weights
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "has_weights": self.has_weights}
+
+    def build(self, input_shape: Any) -> None:
+        if self.has_weights:
+            self.factor, self.calls = (
+                self.add_weight(
+                    shape=(), name="captured", initializer="zeros", trainable=False, autocast=False
+                )
+                for _ in range(2)
+            )
+        else:
+            first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            zero = tf.constant(0.0, keras.config.floatx())
+            variables = (
+                tf.Variable(zero, trainable=False, aggregation=first),
+                tf.Variable(zero, trainable=False, aggregation=first),
+            )
+            self.captured = _Untracked(*variables)
+        self.built = True
+
+    def _state(self) -> Any:
+        return (self.factor, self.calls) if self.has_weights else self.captured.values
+
+    def set_factor(self, value: float) -> None:
+        self._state()[0].assign(value)
+
+    def restart(self) -> None:
+        """Begins anew, as the layer of a model that is loaded does."""
+        if self.has_weights:
+            for variable in self._state():
+                variable.assign(0.0)
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        factor, calls = self._state()
+        if training:
+            calls.assign_add(1.0)
+        scale = 1 + 0.1 * ops.convert_to_tensor(factor) + 0.02 * ops.convert_to_tensor(calls)
+        return inputs * ops.cast(scale, inputs.dtype)
+
+
+@keras.saving.register_keras_serializable("random programs")
+class DrawsNoise(keras.layers.Layer):
+    """Adds numbers from the stream of `tf.random`."""
+
+    supports_masking = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        if not training:
+            return inputs
+        return inputs + ops.cast(0.2 * tf.random.normal(tf.shape(inputs)), inputs.dtype)
+
+
 @keras.saving.register_keras_serializable("random programs")
 class AddsLoss(keras.layers.Layer):
     """Adds a loss that is a mean over the examples."""

@@ -10,8 +10,10 @@ import keras
 from generated_programs.choices import Layer, Output, Program
 from generated_programs.layers import (
     AddsLoss,
+    Captures,
     Centers,
     Counts,
+    DrawsNoise,
     ReferenceNormalization,
     Residual,
     imitated,
@@ -45,6 +47,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], Build]] = {
     ),
     "counts": (("vector", "steps", "image"), lambda **_: Counts()),
     "centers": (("vector", "steps", "image"), lambda **_: Centers()),
+    "captures": (("vector", "steps", "image"), lambda **_: Captures(not _in_scope)),
+    "tf_noise": (("vector", "steps", "image"), lambda **_: DrawsNoise()),
     "adds_loss": (("vector", "steps", "image"), lambda **_: AddsLoss()),
     "masking": (("steps",), lambda **_: keras.layers.Masking()),
     "lstm": (("steps",), lambda **o: keras.layers.LSTM(3, return_sequences=True, **o)),
@@ -77,7 +81,7 @@ REGULARIZED = ("dense", "relu", "lstm", "gru", "simple_rnn", "conv1d", "conv2d")
 IMITATING = ("batch_norm", "counts")
 
 #: Layers that draw random numbers.
-RANDOM = ("dropout", "noise", "seedless_dropout", "recurrent_dropout")
+RANDOM = ("dropout", "noise", "seedless_dropout", "recurrent_dropout", "tf_noise")
 
 STEPS = 5
 FEATURES = {"vector": (6,), "steps": (STEPS, 3), "tokens": (STEPS,), "image": (6, 6, 2)}

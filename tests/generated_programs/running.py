@@ -18,10 +18,13 @@ import unison.tf as tf
 from generated_programs import models
 from generated_programs.choices import VALIDATION_SPLIT, Program
 from generated_programs.examples import CLASS_WEIGHTS, Examples, batches_of, make_examples
-from generated_programs.layers import ReferenceNormalization, imitating
+from generated_programs.layers import Captures, ReferenceNormalization, imitating
 from generated_programs.loops import Loop
 from generated_programs.parts import LOSSES, METRICS, make_optimizers
 from generated_programs.steps import STEPS, DividesByBatch
+
+#: Names of the weights that only models on one device have.
+_OF_REFERENCE = ("of_replicas", "captured")
 
 #: What can be seen of a program, by what it is and when it was seen.
 Seen = dict[str, Any]
@@ -143,7 +146,7 @@ class _Run:
             yield
 
     def _build(self, seed: int) -> None:
-        keras.utils.set_random_seed(seed)
+        tf.keras.utils.set_random_seed(seed)
         with self._scope():
             self._model = models.make_model(self._program, STEPS[self._program.step])
             self._compile()
@@ -207,6 +210,8 @@ class _Run:
             self._loop.fit(self._examples, self.seen, where)
             return
         options: dict[str, Any] = {"epochs": program.epochs, "verbose": 0}
+        if program.has_layer("captures"):
+            options["callbacks"] = [_SetsFactors()]
         if program.validation == "data":
             options["validation_data"] = make_examples(program, program.batch + 1, 1).parts()
             options["validation_batch_size"] = program.batch
@@ -294,10 +299,12 @@ class _Run:
         return {"model": self._model, **optimizers}
 
     def _restart_statistics(self) -> None:
-        """Files hold the mean of the replicas' statistics, from which each replica resumes."""
+        """Files hold the mean of the replicas' statistics, and not what steps have captured."""
         for layer in self._model._flatten_layers():
             if isinstance(layer, ReferenceNormalization):
                 layer.take_means()
+            elif isinstance(layer, Captures):
+                layer.restart()
 
     # -- what is seen --------------------------------------------------------------------------
 
@@ -318,7 +325,7 @@ class _Run:
             # Keras gives weights the arrays of their averages, and then donates them to XLA.
             for variable in self._model.trainable_variables:
                 variable.assign(np.array(variable))
-        weights = [v for v in self._model.weights if v.name != "of_replicas"]
+        weights = [v for v in self._model.weights if v.name not in _OF_REFERENCE]
         for number, variable in enumerate(weights):
             self.seen[f"{where}, weight {number} {variable.name}"] = _value(variable)
         if self._loop is not None:
@@ -328,6 +335,15 @@ class _Run:
         variables = [v for each in optimizers if each is not None for v in each.variables]
         for number, variable in enumerate(variables):
             self.seen[f"{where}, optimizer {number}"] = _value(variable)
+
+
+class _SetsFactors(keras.callbacks.Callback):
+    """Sets the variables of `Captures` layers after every step."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        for number, layer in enumerate(self.model._flatten_layers()):
+            if isinstance(layer, Captures):
+                layer.set_factor(((batch + number) % 5 - 2) / 2)
 
 
 def _is_loss(name: str) -> bool:
