@@ -84,9 +84,9 @@ def _imported(module: str) -> Any:
     """Imports a module, again if threads that import the same modules waited for each other.
 
     Where each of two threads waits for a module that the other one has begun to import, Python
-    raises an error in one of them, which has no public name, or lets it see a part of the module.
-    When all that this thread has begun is undone, the other thread goes on: so only the outermost
-    import is repeated.
+    raises an error in one of them, which has no public name, or lets it see a part of the module,
+    or a package disappears that a third one has just waited for. When all that this thread has
+    begun is undone, the other thread goes on: so only the outermost import is repeated.
     """
     thread = threading.get_ident()
     if thread in _importing:
@@ -96,14 +96,22 @@ def _imported(module: str) -> Any:
         for _ in range(_TRIES - 1):
             try:
                 return importlib.import_module(module)
-            except (RuntimeError, ImportError) as error:
-                is_deadlock = type(error).__name__ == "_DeadlockError"
-                if not (is_deadlock or str(error).startswith("cannot import name")):
+            except (RuntimeError, ImportError, KeyError) as error:
+                if not _is_of_another_thread(error):
                     raise
                 time.sleep(_SECONDS_BETWEEN_TRIES)
         return importlib.import_module(module)
     finally:
         _importing.discard(thread)
+
+
+def _is_of_another_thread(error: Exception) -> bool:
+    """Whether an import failed for what another thread was importing."""
+    if isinstance(error, KeyError):  # of `sys.modules`: a package whose import was undone
+        root = __name__.partition(".")[0]
+        return str(error.args[0]).partition(".")[0] == root
+    is_deadlock = type(error).__name__ == "_DeadlockError"
+    return is_deadlock or str(error).startswith("cannot import name")
 
 
 #: The module that defines a name, and its name there; an empty one for the module itself.
