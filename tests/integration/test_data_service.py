@@ -214,11 +214,13 @@ def test_coordinated_consumers_stay_in_step_when_a_worker_is_killed(dispatcher):
         dataset = Dataset.counter().map(slow)
         found = [[], []]
         killed = threading.Event()
+        together = threading.Barrier(2)  # as those that train together are
 
         def consume(index):
             options = {"job_name": "steps", "consumer_index": index, "num_consumers": 2}
             iterator = read(dispatcher, dataset, ShardingPolicy.OFF, timeout=30.0, **options)
             for step in range(60):
+                together.wait(30)
                 if step == 20 and index == 0:
                     kill(one)
                     killed.set()
