@@ -84,9 +84,10 @@ endif
 test: lint
 	$(call TEST_AND_CHECK_TYPES,-m "not soak and (smoke or not slow)")
 
-# The tests that `make test` leaves out, after it.
+# The tests that `make test` leaves out, after it. `make check UNTIL=SECONDS` skips, and counts, those
+# that would begin after that time, in seconds since 1970.
 check: test
-	$(PYTEST) -m "slow and not smoke and not soak"
+	$(PYTEST) -m "slow and not smoke and not soak" $(if $(UNTIL),--until $(UNTIL))
 
 durations: $(VENV)/.installed-dev
 	$(PYTEST) --record-durations

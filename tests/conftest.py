@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from importlib.metadata import version
 
 import pytest
@@ -61,11 +62,24 @@ def pytest_xdist_auto_num_workers():
 
 def pytest_addoption(parser):
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.txt")
+    parser.addoption(
+        "--until",
+        type=float,
+        metavar="SECONDS",
+        help="skip the tests that would begin after this time, in seconds since 1970",
+    )
 
 
 def pytest_configure(config):
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        pytest.skip("the time is over that --until gives")
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks

@@ -139,6 +139,7 @@ def test_run_is_measured_with_one_variable_and_with_twenty(tmp_path):
     assert all(set(workload["rounds"]) == {"unison", "hand"} for workload in workloads)
 
 
+@pytest.mark.soak
 def test_training_in_two_processes_is_measured_and_all_train_the_same(tmp_path):
     written = tmp_path / "workers.json"
     finished = run_benchmarks(
@@ -152,6 +153,7 @@ def test_training_in_two_processes_is_measured_and_all_train_the_same(tmp_path):
     assert max(norms) - min(norms) < 1e-3
 
 
+@pytest.mark.soak
 def test_the_memory_of_divided_state_is_measured(tmp_path):
     written = tmp_path / "fsdp.json"
     finished = run_benchmarks("fsdp", "--quick", "--rounds=1", "--json", written)

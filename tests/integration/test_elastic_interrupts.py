@@ -23,7 +23,7 @@ def alone(*given):
 
 
 @forms("tf", soaked=["keras"])
-@pytest.mark.parametrize("kind", ["fit", "loop"])
+@pytest.mark.parametrize("kind", ["fit", pytest.param("loop", marks=pytest.mark.soak)])
 def test_a_worker_that_is_interrupted_joins_the_others_again(kind, form):
     given = (kind, "epochs=16", f"form={form}")  # it takes longer than until the last alarm
     alarms = ("alarms=4", "seed=1", "slow=0.02", "full=2")

@@ -37,7 +37,7 @@ def test_a_batch_more_or_less_would_show():
     assert np.abs(weights - other).max() > 100 * elastic_training.ROUND_OFF
 
 
-@forms("keras", "tf")
+@forms("tf", soaked=["keras"])
 def test_one_after_the_other_is_lost_until_one_is_left(form, tmp_path):
     faults = [
         Fault("kill", 0, 14, "exchange"),  # with a step on its way

@@ -49,7 +49,7 @@ def soaked(*parameters):
         soaked(TWO_WORKERS, ("loop", "form=tf"), "30:1"),
         soaked(TWO_WORKERS, ("fit", "loops=3", "epochs=2"), "30:1,60:0,100:1"),
         (("-n", "1", "--devices-per-worker", "2"), ("fit", "zero=3"), "30:0"),
-        (TWO_WORKERS, ("fit", "model=2"), "30:1"),
+        soaked(TWO_WORKERS, ("fit", "model=2"), "30:1"),
     ],
     ids=[
         "loop",
@@ -92,7 +92,7 @@ def test_a_process_stands_by_and_has_imported_what_the_program_imports(tmp_path)
 # -- several machines ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", [1, 2], ids=["that of the rendezvous", "another"])
+@pytest.mark.parametrize("lost", [1, soaked(2)], ids=["that of the rendezvous", "another"])
 def test_a_whole_machine_is_lost_and_its_state_comes_from_another(tmp_path, lost):
     given = ("loop", "slow=0.05", "epochs=6")
     rendezvous = free_addresses(1)[0]

@@ -122,7 +122,8 @@ def test_the_error_of_a_worker_is_told_to_the_others(program, exit_code, error, 
 
 
 @pytest.mark.parametrize(
-    ("program", "victim"), [("the_first_is_stopped", 0), ("one_is_stopped", 1)]
+    ("program", "victim"),
+    [pytest.param("the_first_is_stopped", 0, marks=pytest.mark.soak), ("one_is_stopped", 1)],
 )
 def test_a_stopped_worker_is_named_when_the_limit_has_passed(program, victim):
     ended = run(program, timeout=12.0, stays=victim)

@@ -174,6 +174,7 @@ def in_memory_job(hosts, spare, folder):
         return end_well(machines)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(2 * in_memory_training.LIMIT + 60)  # two jobs, each with a limit of its own
 def test_a_host_that_is_cut_off_is_replaced_and_its_state_is_with_its_neighbour(
     namespaces, tmp_path, monkeypatch

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_forms import FORMS
+from keras_forms import forms
 from parameter_server_threads import free_addresses
 from subprocess_program import environment_of_program, kill_group, unison_run
 
@@ -288,7 +288,7 @@ def weights(folder: Path):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("form", FORMS)
+@forms("tf", soaked=["keras"])
 def test_a_job_that_starts_again_trains_as_if_nothing_had_happened(form, tmp_path, undisturbed):
     training = [tmp_path / "training.py", tmp_path, "killed", form]
     done = run("-n", 2, "--restarts", 1, *training, seconds=200)

@@ -240,7 +240,13 @@ def pipelined(mesh=None):
     return history["loss"]
 
 
-@pytest.fixture(scope="module", params=SETTINGS.values(), ids=list(SETTINGS))
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(setting, id=name, marks=[pytest.mark.soak] * (name == "a replica each"))
+        for name, setting in SETTINGS.items()
+    ],
+)
 def setting(request):
     return request.param
 

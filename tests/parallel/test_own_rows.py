@@ -87,7 +87,7 @@ def test_files_are_read_by_one_worker_each(form):
     assert {number // 100 for number in second} == {1, 3}
 
 
-@forms("keras", "tf")
+@forms("tf", soaked=["keras"])
 def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path, form):
     results = on_workers("resumed_fit", form, str(tmp_path))
     for kind in ("data", "files", "function"):
@@ -125,7 +125,9 @@ def test_pytorch_loaders_load_own_examples(form):
 
 
 @forms("tf", soaked=["keras"])
-@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1)])
+@pytest.mark.parametrize(
+    ("workers", "devices"), [(2, 1), pytest.param(3, 1, marks=pytest.mark.soak)]
+)
 def test_loops_of_every_kind_give_what_one_process_gives(workers, devices, form):
     alone = expected("loops_of_every_kind", workers * devices)
     for result in results_of("loops_of_every_kind", workers, devices, form):

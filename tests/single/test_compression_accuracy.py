@@ -32,6 +32,7 @@ def images():
     return Images(*parts)
 
 
+@pytest.mark.soak
 def test_a_method_is_trained_with_each_seed_and_compared(accuracy):
     network = accuracy.NETWORKS["cnn"]._replace(epochs=6)
     plain = accuracy.measured("none", network, images(), 2, 2, None)

@@ -692,7 +692,7 @@ def interrupted_where_a_context_ends(call, number):
     return None
 
 
-@pytest.mark.parametrize("loop", ["run", "function", "fit"])
+@pytest.mark.parametrize("loop", ["run", "function", pytest.param("fit", marks=pytest.mark.soak)])
 def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_their_ends(handler, loop):
     """The errors are kept, as a notebook does: nothing ends the scopes later."""
     strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -197,7 +197,13 @@ def looking_at_whole_weights():
 
 
 @pytest.mark.parametrize(
-    "build_with", [clipping_together, accumulating, averaging, looking_at_whole_weights]
+    "build_with",
+    [
+        clipping_together,
+        accumulating,
+        averaging,
+        pytest.param(looking_at_whole_weights, marks=pytest.mark.soak),
+    ],
 )
 def test_every_optimizer_trains_with_divided_state(build_with, caplog):
     strategy = unison.ModelParallelStrategy(mesh={"batch": 4}, zero=3)

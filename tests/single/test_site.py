@@ -43,6 +43,7 @@ INTERNAL_ERRORS = {
     "FillerCombinedError",
     "NeedsPythonError",
     "RefusedError",
+    "StateCapturedError",
     "WantsBatchError",
 }
 

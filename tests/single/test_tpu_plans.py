@@ -144,6 +144,7 @@ def test_a_transformer_sends_its_gradients_in_one_all_reduce(target, devices):
     assert weights <= plan.collectives[0].bytes <= weights + 64
 
 
+@pytest.mark.soak
 def test_gradients_are_summed_beside_products_up_to_bytes_per_pack():
     """By default, libtpu sums nearly all of them at once, while the core waits."""
     layers, width = 12, 2048
