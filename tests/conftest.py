@@ -47,17 +47,23 @@ collect_ignore = [
     "startup",
 ]
 
+#: The memory of a process that runs tests, in bytes.
+ROOM = 4_000_000_000
+
+#: When this process forgets what JAX has compiled; more, where that has not helped.
+_bytes_to_forget_at = 3 * ROOM // 4
+
 #: The folders of tests that start processes.
 WAITING = ("integration", "parallel")
 
 
 def pytest_xdist_auto_num_workers():
-    """One process more than there are cores, since many tests wait; each has room for 4 GB."""
+    """One process more than there are cores, since many tests wait; each has room for `ROOM`."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist takes that
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(cores + 1, memory // 4_000_000_000))
+    return max(1, min(cores + 1, memory // ROOM))
 
 
 def pytest_addoption(parser):
@@ -144,6 +150,22 @@ def the_process_is_left_as_it_was():
     before = process_state()
     yield
     assert process_state() == before
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_are_forgotten_where_they_fill_the_memory():
+    """Keeps to `ROOM`, as far as it is full of what JAX has compiled for the files before."""
+    global _bytes_to_forget_at
+    yield
+    if sys.platform == "linux" and "jax" in sys.modules and resident_bytes() > _bytes_to_forget_at:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
+        _bytes_to_forget_at = max(_bytes_to_forget_at, resident_bytes() + ROOM // 4)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture
