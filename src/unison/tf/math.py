@@ -13,7 +13,7 @@ from jax import lax
 
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_dtype
-from unison.tf import dtypes
+from unison.tf import dtypes, vanishing
 from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.host import HostTensor, ShapeTensor, size_tensor, without_axes
 from unison.tf.missing import names_missing_from
@@ -194,15 +194,15 @@ logical_not = _unary("logical_not", jnp.logical_not)
 ndtri = _unary("ndtri", jsp.ndtri)
 negative = _unary("negative", jnp.negative)
 real = _unary_of_input("real", jnp.real)
-reciprocal = _unary("reciprocal", lambda x: 1 / x)
+reciprocal = _unary("reciprocal", vanishing.reciprocal)
 rint = _unary("rint", jnp.round)
 round = _unary("round", jnp.round)
-rsqrt = _unary("rsqrt", lax.rsqrt)
+rsqrt = _unary("rsqrt", vanishing.rsqrt)
 sigmoid = _unary("sigmoid", jax.nn.sigmoid)
 sign = _unary("sign", jnp.sign)
 sin = _unary("sin", jnp.sin)
 sinh = _unary("sinh", jnp.sinh)
-sqrt = _unary("sqrt", jnp.sqrt)
+sqrt = _unary("sqrt", vanishing.sqrt)
 square = _unary("square", jnp.square)
 tan = _unary("tan", jnp.tan)
 tanh = _unary("tanh", jnp.tanh)
@@ -222,13 +222,17 @@ minimum = _binary("minimum", smaller, np.minimum)
 multiply = _binary("multiply", jnp.multiply, np.multiply)
 multiply_no_nan = _binary("multiply_no_nan", lambda x, y: _unless_zero(y, jnp.multiply(x, y)))
 pow = _binary("pow", jnp.power)
-squared_difference = _binary("squared_difference", lambda x, y: jnp.square(x - y))
+squared_difference = _binary("squared_difference", lambda x, y: _squared(x - y))
 subtract = _binary("subtract", jnp.subtract, np.subtract)
 truncatediv = _binary("truncatediv", lambda x, y: _truncated(x, y)[0])
 truncatemod = _binary("truncatemod", lambda x, y: _truncated(x, y)[1])
-xdivy = _binary("xdivy", lambda x, y: _unless_zero(x, jnp.divide(x, y)))
-xlog1py = _binary("xlog1py", jsp.xlog1py)
-xlogy = _binary("xlogy", jsp.xlogy)
+xdivy = _binary("xdivy", vanishing.xdivy)
+xlog1py = _binary("xlog1py", vanishing.xlog1py)
+xlogy = _binary("xlogy", vanishing.xlogy)
+
+
+def _squared(x: jax.Array) -> jax.Array:
+    return x * jnp.conj(x)
 
 
 def _unless_zero(x: Any, value: jax.Array) -> jax.Array:
@@ -311,8 +315,13 @@ def igammac(a: Any, x: Any, name: str | None = None) -> jax.Array:
 
 
 def polygamma(a: Any, x: Any, name: str | None = None) -> jax.Array:
-    """TF: `tf.math.polygamma`."""
-    return jsp.polygamma(*operands(a, x))
+    """Returns the a-th derivative of the digamma function, for whole `a`; else NaN.
+
+    TF: `tf.math.polygamma`.
+    """
+    order, x = operands(a, x)
+    whole = jnp.round(order)
+    return jnp.where(order == whole, jsp.polygamma(whole.astype(jnp.int32), x), jnp.nan)
 
 
 def zeta(x: Any, q: Any, name: str | None = None) -> jax.Array:
@@ -497,7 +506,8 @@ def reduce_sum(
 def reduce_mean(
     input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Returns the mean, in the tensor's own dtype: of integers it is rounded towards zero.
+    """Returns the mean, in the tensor's own dtype: of integers, summed in 64 bits, it is rounded
+    towards zero.
 
     TF: `tf.math.reduce_mean`.
     """
@@ -505,8 +515,12 @@ def reduce_mean(
     with invalid_arguments("tf.math.reduce_mean"):
         if jnp.issubdtype(tensor.dtype, jnp.inexact):
             return jnp.mean(tensor, axis_numbers(axis), keepdims=bool(keepdims))
-        total = jnp.sum(tensor, axis_numbers(axis), keepdims=bool(keepdims), dtype=tensor.dtype)
-        return _truncated(total, jnp.asarray(tensor.size // max(total.size, 1), tensor.dtype))[0]
+        is_signed = jnp.issubdtype(tensor.dtype, jnp.signedinteger)
+        with full_width("int64"):
+            wide = jnp.int64 if is_signed else jnp.uint64
+            total = jnp.sum(tensor, axis_numbers(axis), keepdims=bool(keepdims), dtype=wide)
+            count = jnp.asarray(tensor.size // max(total.size, 1), wide)
+            return _truncated(total, count)[0].astype(tensor.dtype)
 
 
 def reduce_prod(
@@ -603,7 +617,7 @@ def reduce_std(
 
     TF: `tf.math.reduce_std`.
     """
-    return jnp.std(_inexact(input_tensor), axis_numbers(axis), keepdims=bool(keepdims))
+    return vanishing.standard_deviation(_inexact(input_tensor), axis_numbers(axis), bool(keepdims))
 
 
 def _inexact(value: Any) -> jax.Array:
@@ -760,7 +774,7 @@ def norm(
         if axis is None:
             tensor, axis = tensor.ravel(), 0
         order = {"euclidean": None if is_matrix else 2, "fro": "fro"}.get(ord, ord)
-        return jnp.linalg.norm(tensor, order, axis, kept)
+        return vanishing.norm(tensor, order, axis, kept)
 
 
 def global_norm(t_list: Any, name: str | None = None) -> jax.Array:

@@ -1,7 +1,8 @@
 """The additions of `unison.tf.keras` to Keras' classes, made when it is imported.
 
 Methods, arguments and file formats of Keras 2 that TensorFlow programs use. What is added was an
-error before; one thing that Keras 3 does changes: on JAX, it counts padding in metrics of `fit`.
+error before. What Keras 3 does changes in two things: on JAX, it counts padding in metrics of
+`fit`, and where a derivative has a step or a pole, its gradients are not TensorFlow's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from unison.keras import takeover, text_input
 from unison.keras.normalization import init_taking_synchronized
 from unison.keras.scope import ENTRY_POINTS
 from unison.keras.stateful_step import STATE_OF_STEPS
-from unison.tf.keras import layers, masks, old_models, old_optimizers, old_saving, utils
+from unison.tf.keras import gradients, layers, masks, old_models, old_optimizers, old_saving, utils
 from unison.tf.keras.sharded_weights import of_whole_weights, weights_by_shards
 
 #: Keras' own layers of these names need TensorFlow.
@@ -75,6 +76,7 @@ def patch_keras() -> None:
     _give(old_models.ModelMethods, keras.Model)
     _give(old_saving.SavingMethods, keras.Model)
     let_text_pass()
+    gradients.take_gradients_of_tensorflow()
     for module in (file_utils, *vars(datasets).values()):
         if hasattr(module, "get_file"):
             module.get_file = utils.get_file
