@@ -115,3 +115,44 @@ def test_an_init_scope_executes_eagerly():
 
     assert function(tf.constant(1.0)).numpy() == 4.0
     assert seen == [False, True, True]
+
+
+def test_a_mean_of_integers_is_not_narrowed():
+    assert int(tf.reduce_mean(tf.constant([200, 101], tf.uint8))) == 150
+    assert int(tf.reduce_mean(tf.zeros([28, 28], tf.uint8) + 9)) == 9
+    assert int(tf.reduce_mean(tf.constant([2**30] * 3))) == 2**30
+    assert int(tf.reduce_mean(tf.constant([-100, -101], tf.int8))) == -100
+    images = tf.fill([2, 4, 4, 3], tf.constant(200, tf.uint8))
+    means = tf.function(lambda x: tf.reduce_mean(x, axis=[1, 2]))(images)
+    assert means.dtype == tf.uint8
+    assert np.asarray(means).tolist() == [[200] * 3] * 2
+
+
+def test_the_shortest_solution_of_fewer_equations_than_unknowns():
+    matrix = tf.constant([[1.0, 2.0, 3.0], [0.0, 1.0, 1.0]])
+    solved = tf.linalg.lstsq(matrix[:1], tf.constant([[6.0]]))
+    np.testing.assert_allclose(solved[:, 0], [3 / 7, 6 / 7, 9 / 7], 1e-5)
+    damped = tf.linalg.lstsq(matrix, tf.constant([[6.0], [1.0]]), l2_regularizer=0.5)
+    np.testing.assert_allclose(damped[:, 0], [0.888889, 0.4, 1.288889], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("image", "target", "top", "left"),
+    [((7, 9), (11, 20), 0, 2), ((300, 201), (224, 224), 0, 36), ((9, 4), (8, 3), 0, 0)],
+)
+def test_an_image_is_padded_by_half_of_what_is_missing(image, target, top, left):
+    padded = np.asarray(tf.image.resize_with_pad(tf.ones([*image, 1]), *target))[..., 0]
+    assert (np.argmax(padded.any(1)), np.argmax(padded.any(0))) == (top, left)
+
+
+def test_what_is_computed_of_several_or_other_dtypes():
+    roots = tf.linalg.sqrtm(tf.constant([[[4.0, 0.0], [0.0, 9.0]], [[1.0, 0.0], [0.0, 25.0]]]))
+    np.testing.assert_allclose(roots, [[[2, 0], [0, 3]], [[1, 0], [0, 5]]], atol=1e-4)
+    orders, x = tf.constant([1.0, 2.0, 0.5]), tf.constant([0.5, 1.0, 1.0])
+    np.testing.assert_allclose(tf.math.polygamma(orders, x), [4.934802, -2.404114, np.nan], 1e-5)
+    difference = tf.math.squared_difference(tf.constant([1 + 2j]), tf.constant([3 - 1j]))
+    np.testing.assert_allclose(difference, [13.0])
+    cast = tf.saturate_cast(tf.constant([1e20, -1e20, 3.7]), tf.int64)
+    assert np.asarray(cast).tolist() == [9223371487098961920, -(2**63), 3]
+    pooled = tf.nn.max_pool_with_argmax(tf.reshape(tf.range(4.0), [1, 2, 2, 1]), 2, 2, "VALID")
+    assert (float(pooled.output[0, 0, 0, 0]), int(pooled.argmax[0, 0, 0, 0])) == (3.0, 3)

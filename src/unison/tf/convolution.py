@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,13 @@ from unison.tf.tensors import (
 )
 
 _SPACE = {1: "W", 2: "HW", 3: "DHW"}
+
+
+class PooledAndPlaces(NamedTuple):
+    """The largest elements of windows, and their places."""
+
+    output: jax.Array
+    argmax: jax.Array
 
 
 class _Layout:
@@ -465,7 +472,7 @@ def max_pool_with_argmax(
     output_dtype: Any = dtypes.int64,
     include_batch_in_index: bool = False,
     name: str | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> PooledAndPlaces:
     """Returns the largest elements, and their places in the flattened image.
 
     TF: `tf.nn.max_pool_with_argmax`.
@@ -487,4 +494,4 @@ def max_pool_with_argmax(
         layout.whole(layout.window(strides), 1),
         layout.padding(padding),
     )
-    return values, indices.astype(tensor_dtype(output_dtype))
+    return PooledAndPlaces(values, indices.astype(tensor_dtype(output_dtype)))

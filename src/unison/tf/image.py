@@ -279,8 +279,12 @@ def resize_with_pad(
     height, width = image.shape[-3:-1]
     rows, columns = sizes([target_height, target_width])
     ratio = max(height / rows, width / columns)
-    inner = math.floor(height / ratio), math.floor(width / ratio)
-    top, left = (rows - inner[0]) // 2, (columns - inner[1]) // 2
+    exact = height / ratio, width / ratio
+    inner = math.floor(exact[0]), math.floor(exact[1])
+    top, left = (
+        max(0, math.floor((size - length) / 2))
+        for size, length in zip((rows, columns), exact, strict=True)
+    )
     return pad_to_bounding_box(
         resize(image, inner, method, antialias=antialias), top, left, rows, columns
     )

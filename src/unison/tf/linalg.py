@@ -131,8 +131,12 @@ def lstsq(
     matrix, rhs = operands(convert_to_tensor(matrix), convert_to_tensor(rhs))
     if not fast:
         return pinv(matrix) @ rhs
-    gram = adjoint(matrix) @ matrix
+    rows, columns = matrix.shape[-2:]
+    is_wide = rows < columns  # then, of many solutions, the shortest
+    gram = matrix @ adjoint(matrix) if is_wide else adjoint(matrix) @ matrix
     gram += l2_regularizer * jnp.eye(gram.shape[-1], dtype=gram.dtype)
+    if is_wide:
+        return adjoint(matrix) @ cholesky_solve(cholesky(gram), rhs)
     return cholesky_solve(cholesky(gram), adjoint(matrix) @ rhs)
 
 
@@ -197,7 +201,8 @@ def expm(input: Any, name: str | None = None) -> jax.Array:
 def sqrtm(input: Any, name: str | None = None) -> jax.Array:
     """TF: `tf.linalg.sqrtm`."""
     input = convert_to_tensor(input)
-    root = jsl.sqrtm(input)
+    of_matrices = jnp.vectorize(jsl.sqrtm, signature="(n,n)->(n,n)")
+    root = of_matrices(input)
     return root if jnp.iscomplexobj(input) else jnp.real(root)
 
 

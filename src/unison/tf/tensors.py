@@ -363,7 +363,7 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
         if source.is_floating and int(np.array(high, source.dtype)) > high:
             # The limit itself is not a number of this dtype: take the next lower one.
             high = np.nextafter(np.array(high, source.dtype), np.array(0, source.dtype))
-        tensor = jnp.clip(tensor, low, high)
+        tensor = jnp.clip(tensor, *np.array([low, high], source.dtype))
     return tensor.astype(tensor_dtype(target))
 
 
