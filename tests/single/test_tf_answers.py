@@ -156,3 +156,66 @@ def test_what_is_computed_of_several_or_other_dtypes():
     assert np.asarray(cast).tolist() == [9223371487098961920, -(2**63), 3]
     pooled = tf.nn.max_pool_with_argmax(tf.reshape(tf.range(4.0), [1, 2, 2, 1]), 2, 2, "VALID")
     assert (float(pooled.output[0, 0, 0, 0]), int(pooled.argmax[0, 0, 0, 0])) == (3.0, 3)
+
+
+BAND = {
+    "RIGHT_LEFT": [[0, 2, 6], [1, 5, 9], [4, 8, 0]],
+    "LEFT_RIGHT": [[2, 6, 0], [1, 5, 9], [0, 4, 8]],
+    "LEFT_LEFT": [[2, 6, 0], [1, 5, 9], [4, 8, 0]],
+    "RIGHT_RIGHT": [[0, 2, 6], [1, 5, 9], [0, 4, 8]],
+}
+
+
+@pytest.mark.parametrize("align", BAND)
+def test_several_diagonals_are_taken_and_set(align):
+    matrix = tf.reshape(tf.range(1.0, 10.0), [3, 3])
+    band = tf.linalg.diag_part(matrix, k=(-1, 1), align=align)
+    assert np.asarray(band).tolist() == BAND[align]
+    again = np.asarray(tf.linalg.diag(band, k=(-1, 1), align=align))
+    np.testing.assert_equal(again, np.asarray(tf.linalg.band_part(matrix, 1, 1)))
+    padded = tf.linalg.set_diag(tf.fill([3, 3], 8.0), band, k=(-1, 1), align=align)
+    np.testing.assert_equal(np.asarray(padded), np.where(again == 0, 8, again))
+
+
+def test_diagonals_are_numbered_from_the_lowest():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="lowest and the highest"):
+        tf.linalg.diag_part(tf.eye(3), k=(1, -1))
+
+
+def test_the_gradient_of_a_product_is_the_product_of_the_others():
+    def gradient(data, ids, count):
+        data = tf.constant(data)
+        with tf.GradientTape() as tape:
+            tape.watch(data)
+            products = tf.math.unsorted_segment_prod(data, ids, count)
+        return np.asarray(tape.gradient(products, data)).tolist()
+
+    data, ids = [2.0, 3.0, 0.0, 5.0, 4.0, 7.0], [1, 0, 1, -1, 0, 1]
+    assert gradient(data, ids, 3) == [0, 4, 14, 0, 3, 0]
+    assert gradient([2.0, 3.0, 0.0, 0.0], [0, 0, 1, 1], 2) == [3, 2, 0, 0]
+
+
+def test_an_array_holds_text():
+    array = tf.TensorArray(tf.string, size=0, dynamic_size=True)
+    for number in range(3):
+        array = array.write(number, "Fizz" if number == 1 else tf.as_string(number))
+    assert array.stack().numpy().tolist() == [b"0", b"Fizz", b"2"]
+    assert array.read(1).numpy() == b"Fizz"
+
+
+def test_an_array_has_one_shape():
+    array = tf.TensorArray(tf.float32, size=2, infer_shape=False).write(0, [1.0, 2.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one shape here"):
+        array.write(1, 3.0)
+
+
+def test_nothing_is_among_the_highest_beside_a_nan():
+    predictions = [[0.1, 0.5, np.nan], [0.3, 0.1, 0.2]]
+    assert np.asarray(tf.math.in_top_k([1, 0], predictions, 2)).tolist() == [False, True]
+
+
+def test_misuse_is_an_error():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="minval < maxval"):
+        tf.random.uniform([2], 5, 1, tf.int32)
+    with pytest.raises(TypeError, match="integer dtype"):
+        tf.one_hot([1.0], 3)

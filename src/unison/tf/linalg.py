@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import jax.scipy.linalg as jsl
 import numpy as np
 from jax import lax
 
+from unison.errors import InvalidArgumentError
 from unison.tf import dtypes
 from unison.tf.math import einsum, global_norm, l2_normalize, matmul, norm, tensordot
 from unison.tf.missing import names_missing_from
@@ -235,7 +237,7 @@ def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = Non
 def diag(
     diagonal: Any,
     name: str = "diag",
-    k: int = 0,
+    k: Any = 0,
     num_rows: int = -1,
     num_cols: int = -1,
     padding_value: Any = 0,
@@ -243,36 +245,105 @@ def diag(
 ) -> jax.Array:
     """Returns matrices with this diagonal, the k-th, and `padding_value` elsewhere.
 
+    Args:
+        diagonal: The diagonals; of several, one behind the other from the highest down, as
+            `diag_part` returns them.
+        name: Without effect.
+        k: The number of the diagonal, above the main one; or the lowest and the highest of several.
+        num_rows: The number of rows. Default: the least, or a square matrix.
+        num_cols: The number of columns. Likewise.
+        padding_value: What is elsewhere.
+        align: At which end of a row those of several diagonals that are shorter are filled up: for
+            those above the main one, and those below.
+
     TF: `tf.linalg.diag`.
     """
     diagonal = convert_to_tensor(diagonal)
-    length = diagonal.shape[-1]
+    low, high = _range_of_diagonals(k)
+    longest = diagonal.shape[-1]
+    rows, columns = longest - min(high, 0), longest + max(low, 0)
     if num_rows == num_cols == -1:
-        num_rows = num_cols = length + abs(k)
-    rows = length + max(-k, 0) if num_rows == -1 else num_rows
-    columns = length + max(k, 0) if num_cols == -1 else num_cols
-    matrix = jnp.full((*diagonal.shape[:-1], rows, columns), padding_value, diagonal.dtype)
-    return set_diag(matrix, diagonal, k=k)
+        rows = columns = max(rows, columns)
+    rows, columns = (
+        least if wanted == -1 else wanted
+        for least, wanted in ((rows, num_rows), (columns, num_cols))
+    )
+    batch = diagonal.shape[: -1 if low == high else -2]
+    matrix = jnp.full((*batch, rows, columns), padding_value, diagonal.dtype)
+    return set_diag(matrix, diagonal, k=k, align=align)
 
 
 def diag_part(
     input: Any,
     name: str = "diag_part",
-    k: int = 0,
+    k: Any = 0,
     padding_value: Any = 0,
     align: str = "RIGHT_LEFT",
 ) -> jax.Array:
-    """Returns the k-th diagonal, of a single one. TF: `tf.linalg.diag_part`."""
-    return jnp.diagonal(convert_to_tensor(input), k, -2, -1)
+    """Returns the k-th diagonal; of several, rows from the highest down, filled up; see `diag`.
+
+    TF: `tf.linalg.diag_part`.
+    """
+    input = convert_to_tensor(input)
+    low, high = _range_of_diagonals(k)
+    if low == high:
+        return jnp.diagonal(input, low, -2, -1)
+    places = _places_of_diagonals(input.shape, low, high, align)
+    padding = jnp.asarray(padding_value, input.dtype)
+    return jnp.where(places.is_there, input[..., places.rows, places.columns], padding)
 
 
 def set_diag(
-    input: Any, diagonal: Any, name: str = "set_diag", k: int = 0, align: str = "RIGHT_LEFT"
+    input: Any, diagonal: Any, name: str = "set_diag", k: Any = 0, align: str = "RIGHT_LEFT"
 ) -> jax.Array:
-    """Returns the matrices with this for their k-th diagonal. TF: `tf.linalg.set_diag`."""
+    """Returns the matrices with this for their k-th diagonal, or several; see `diag`.
+
+    TF: `tf.linalg.set_diag`.
+    """
     input, diagonal = operands(convert_to_tensor(input), convert_to_tensor(diagonal))
-    steps = jnp.arange(diagonal.shape[-1])
-    return input.at[..., steps + max(-k, 0), steps + max(k, 0)].set(diagonal)
+    low, high = _range_of_diagonals(k)
+    if low == high:
+        steps = jnp.arange(diagonal.shape[-1])
+        return input.at[..., steps + max(-low, 0), steps + max(low, 0)].set(diagonal)
+    places = _places_of_diagonals(input.shape, low, high, align)
+    there = places.is_there
+    rows, columns = places.rows[there], places.columns[there]
+    return input.at[..., rows, columns].set(diagonal[..., *np.nonzero(there)])
+
+
+class _Places(NamedTuple):
+    """The places of diagonals in a matrix: `[diagonals, longest]`."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    is_there: np.ndarray
+
+
+def _range_of_diagonals(k: Any) -> tuple[int, int]:
+    numbers = np.atleast_1d(np.asarray(k)).tolist()
+    if len(numbers) > 2 or numbers[0] > numbers[-1]:
+        raise InvalidArgumentError(
+            message=f"k must be a diagonal's number, or the lowest and the highest. Received: {k}"
+        )
+    return numbers[0], numbers[-1]
+
+
+def _places_of_diagonals(shape: Sequence[int], low: int, high: int, align: str) -> _Places:
+    rows, columns = shape[-2:]
+    above, _, below = align.partition("_")
+    if {above, below} - {"LEFT", "RIGHT"}:
+        raise InvalidArgumentError(
+            message="align must be LEFT or RIGHT twice, as RIGHT_LEFT: for the diagonals above the "
+            f"main one, and below. Received: {align!r}"
+        )
+    numbers = np.arange(high, low - 1, -1)[:, None]
+    lengths = np.minimum(rows + np.minimum(numbers, 0), columns - np.maximum(numbers, 0))
+    longest = lengths.max()
+    is_left = ((numbers >= 0) & (above == "LEFT")) | ((numbers <= 0) & (below == "LEFT"))
+    steps = np.arange(longest)[None] - np.where(is_left, 0, longest - lengths)
+    is_there = (steps >= 0) & (steps < lengths)
+    steps = np.where(is_there, steps, 0)
+    return _Places(steps - np.minimum(numbers, 0), steps + np.maximum(numbers, 0), is_there)
 
 
 def tensor_diag(diagonal: Any, name: str | None = None) -> jax.Array:

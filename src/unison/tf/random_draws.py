@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.errors import InvalidArgumentError
 from unison.tf.tensors import (
     convert_to_tensor,
     full_width,
@@ -60,10 +61,19 @@ def draw_uniform(key: jax.Array, shape: Any, minval: Any, maxval: Any, dtype: An
             raise ValueError(f"Must specify maxval for integer dtype {dtype}. Received: None")
         with full_width(dtype):
             high = convert_to_tensor(maxval).astype(dtype)
+            _require_some(low, high)
             return jax.random.randint(key, sizes(shape), low, high, dtype)
     high = convert_to_tensor(1 if maxval is None else maxval).astype(dtype)
     # In [0, 1) the last digit is uniform, too; scaled, TensorFlow's way.
     return _drawn(jax.random.uniform, key, shape, dtype) * (high - low) + low
+
+
+def _require_some(low: jax.Array, high: jax.Array) -> None:
+    """Raises an error if there is no integer to draw, as far as the bounds are known."""
+    if isinstance(low, jax.core.Tracer) or isinstance(high, jax.core.Tracer):
+        return
+    if np.any(np.asarray(low) >= np.asarray(high)):
+        raise InvalidArgumentError(message=f"Need minval < maxval, got {low} >= {high}")
 
 
 def draw_gamma(key: jax.Array, shape: Any, alpha: Any, beta: Any, dtype: Any) -> jax.Array:

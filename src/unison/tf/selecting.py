@@ -7,6 +7,7 @@ work outside compiled programs only.
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -178,13 +179,16 @@ def one_hot(
 
     TF: `tf.one_hot`.
     """
+    indices = convert_to_tensor(indices)
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise TypeError(f"Expected indices of an integer dtype. Received: {indices.dtype}")
     given = next((value for value in (on_value, off_value) if value is not None), None)
     if dtype is None:
         dtype = dtypes.float32 if given is None else convert_to_tensor(given).dtype
     dtype = tensor_dtype(dtype)
     on = jnp.asarray(1 if on_value is None else on_value, dtype)
     off = jnp.asarray(0 if off_value is None else off_value, dtype)
-    indices = jnp.expand_dims(convert_to_tensor(indices), -1 if axis is None else axis)
+    indices = jnp.expand_dims(indices, -1 if axis is None else axis)
     place = axis if axis is not None and axis >= 0 else indices.ndim - 1
     steps = jnp.arange(size_of(depth), dtype=indices.dtype)
     steps = steps.reshape([-1 if index == place else 1 for index in builtins.range(indices.ndim)])
@@ -355,13 +359,15 @@ def top_k(
 def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) -> Any:
     """Whether the predictions of the target classes are among the `k` highest.
 
+    False where one of the predictions is not finite.
+
     TF: `tf.math.in_top_k`.
     """
     predictions, targets = convert_to_tensor(predictions), convert_to_tensor(targets)
     rows = jnp.arange(len(targets))
     chosen = predictions.at[rows, targets].get(mode="fill", wrap_negative_indices=False)[:, None]
     higher = jnp.sum(predictions > chosen, axis=1)
-    return jnp.isfinite(chosen[:, 0]) & (higher < k)
+    return jnp.isfinite(chosen[:, 0]) & jnp.isfinite(predictions).all(axis=1) & (higher < k)
 
 
 def searchsorted(
@@ -537,7 +543,25 @@ def unsorted_segment_prod(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Any:
     """TF: `tf.math.unsorted_segment_prod`."""
-    return _segments("mul", data, segment_ids, num_segments, 1)
+    data, ids = convert_to_tensor(data), convert_to_tensor(segment_ids)
+    return _products(data, ids, int(known_value(num_segments)))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _products(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
+    return _segments("mul", data, ids, count, 1)
+
+
+@_products.defjvp
+def _(count: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """The derivative by an element is the product of the others, also where there are zeros."""
+    (data, ids), (change, _) = primals, tangents
+    is_zero = data == 0
+    others = jnp.where(is_zero, 1, data)
+    zeros = _segments("add", is_zero.astype(jnp.int32), ids, count, 0)[ids]
+    slopes = _products(others, ids, count)[ids] / others
+    slopes = jnp.where(zeros == is_zero, slopes, 0)  # no other one is 0
+    return _products(data, ids, count), _segments("add", change * slopes, ids, count, 0)
 
 
 def unsorted_segment_max(

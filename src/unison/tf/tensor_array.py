@@ -17,6 +17,7 @@ from unison.tf.dtypes import DType, as_dtype
 from unison.tf.missing import names_missing_from
 from unison.tf.tensor_spec import TensorShape, TypeSpec
 from unison.tf.tensors import convert_to_tensor, known_value, sizes, tensor_dtype
+from unison.tf.text import StringTensor
 from unison.tracebacks import users_line
 from unison.unsupported import UnsupportedMember
 
@@ -38,7 +39,7 @@ class TensorArray:
         tensor_array_name: Without effect.
         handle: Without effect.
         flow: Without effect.
-        infer_shape: Without effect: the elements always have one shape.
+        infer_shape: Without effect: the elements always have one shape, and another is an error.
         element_shape: The shape of the elements; else that of the first that is written.
         colocate_with_first_write_call: Without effect.
         name: Without effect.
@@ -79,10 +80,13 @@ class TensorArray:
         if shape.is_fully_defined():
             self._elements = self._zeros(sizes(shape))
 
-    def _zeros(self, shape: tuple[int, ...]) -> jax.Array:
-        return jnp.zeros((self._size, *shape), tensor_dtype(self.dtype))
+    def _zeros(self, shape: tuple[int, ...]) -> Any:
+        whole = (self._size, *shape)
+        if self.dtype == dtypes.string:
+            return StringTensor(np.full(whole, b"", object))
+        return jnp.zeros(whole, tensor_dtype(self.dtype))
 
-    def _with(self, elements: jax.Array) -> TensorArray:
+    def _with(self, elements: Any) -> TensorArray:
         new = TensorArray(self.dtype, elements.shape[0], self.dynamic_size)
         new._elements = elements
         return new
@@ -112,21 +116,38 @@ class TensorArray:
                 f"{value.dtype}"
             )
         elements = self._zeros(value.shape) if self._elements is None else self._elements
+        if tuple(value.shape) != tuple(elements.shape[1:]):
+            raise InvalidArgumentError(
+                message="The elements of a TensorArray have one shape here: expected "
+                f"{tuple(elements.shape[1:])}, received {tuple(value.shape)}. Pad them to one "
+                "length, or collect them in a list for tf.concat or tf.ragged.stack."
+            )
+        is_text = isinstance(elements, StringTensor)
         try:
             place = int(index)
         except VALUE_WANTED:
+            if is_text:
+                raise
             if self.dynamic_size or not self._size:
                 self._require_room(index)
             return self._with(elements.at[index].set(value))
         if place >= self._size and self.dynamic_size:
             missing = place + 1 - self._size
-            elements = jnp.pad(elements, [(0, missing), *[(0, 0)] * value.ndim])
+            widths = [(0, missing), *[(0, 0)] * value.ndim]
+            if is_text:
+                elements = np.pad(np.asarray(elements), widths, constant_values=b"")
+            else:
+                elements = jnp.pad(elements, widths)
         elif not 0 <= place < self._size:
             raise OutOfRangeError(
                 message=f"Tried to write to index {place} but array is not resizeable and size "
                 f"is: {self._size}"
             )
-        return self._with(elements.at[place].set(value))
+        if not is_text:
+            return self._with(elements.at[place].set(value))
+        texts = np.array(elements, object)
+        texts[place] = value.numpy()
+        return self._with(StringTensor(texts))
 
     def _require_room(self, index: Any) -> None:
         """Refuses a write at an index that the program computes, if it would have to grow."""

@@ -25,6 +25,8 @@ class ExponentialMovingAverage(Module):
         decay: Between 0 and 1; close to 1 for a long memory.
         num_updates: The number of updates so far: the decay is then at most
             `(1 + num_updates) / (10 + num_updates)`, so that the first values are soon forgotten.
+        zero_debias: Without effect on the averages of variables, as in TensorFlow: they begin with
+            a value.
         name: The suffix of the averages' names.
 
     Examples:
@@ -44,7 +46,13 @@ class ExponentialMovingAverage(Module):
         "restore a tf.train.Checkpoint(averages=...), and assign average(v) to each variable v"
     )
 
-    def __init__(self, decay: Any, num_updates: Any = None, name: str = "ExponentialMovingAverage"):
+    def __init__(
+        self,
+        decay: Any,
+        num_updates: Any = None,
+        zero_debias: bool = False,
+        name: str = "ExponentialMovingAverage",
+    ):
         super().__init__(name=name)
         self.decay = decay
         self.num_updates = num_updates
