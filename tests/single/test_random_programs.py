@@ -21,7 +21,16 @@ from unison.keras import losses, optimizers
 SEED = 3
 
 
-@pytest.mark.parametrize("number", [1, 2, pytest.param(3, marks=pytest.mark.smoke), 4])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(0, marks=pytest.mark.soak),
+        1,
+        2,
+        pytest.param(3, marks=pytest.mark.smoke),
+        4,
+    ],
+)
 def test_random_program_trains_on_several_replicas_as_on_one_device(number):
     report = random_programs.check(SEED, number, 1, replicas=(), shrinks=False)
     assert report.failures == []

@@ -47,6 +47,7 @@ from unison.tf.tensors import (
 from unison.tf.tensors import axes as axis_numbers
 from unison.tf.text import StringTensor
 from unison.tf.ties import clipped, larger, magnitude, smaller
+from unison.tf.vanishing import one_if_zero, unless_zero
 
 __all__ = [
     "bincount",
@@ -207,7 +208,9 @@ square = _unary("square", jnp.square)
 tan = _unary("tan", jnp.tan)
 tanh = _unary("tanh", jnp.tanh)
 
-divide_no_nan = _binary("divide_no_nan", lambda x, y: _unless_zero(y, jnp.divide(x, _nonzero(y))))
+divide_no_nan = _binary(
+    "divide_no_nan", lambda x, y: unless_zero(y, jnp.divide(x, one_if_zero(y, y)))
+)
 floordiv = _binary("floordiv", jnp.floor_divide, np.floor_divide)
 floormod = mod = _binary("floormod", jnp.mod, np.mod)
 greater = _binary("greater", jnp.greater)
@@ -220,7 +223,7 @@ logical_xor = _binary("logical_xor", jnp.logical_xor)
 maximum = _binary("maximum", larger, np.maximum)
 minimum = _binary("minimum", smaller, np.minimum)
 multiply = _binary("multiply", jnp.multiply, np.multiply)
-multiply_no_nan = _binary("multiply_no_nan", lambda x, y: _unless_zero(y, jnp.multiply(x, y)))
+multiply_no_nan = _binary("multiply_no_nan", lambda x, y: unless_zero(y, jnp.multiply(x, y)))
 pow = _binary("pow", jnp.power)
 squared_difference = _binary("squared_difference", lambda x, y: _squared(x - y))
 subtract = _binary("subtract", jnp.subtract, np.subtract)
@@ -233,15 +236,6 @@ xlogy = _binary("xlogy", vanishing.xlogy)
 
 def _squared(x: jax.Array) -> jax.Array:
     return x * jnp.conj(x)
-
-
-def _unless_zero(x: Any, value: jax.Array) -> jax.Array:
-    return jnp.where(jnp.equal(x, 0), jnp.zeros((), value.dtype), value)
-
-
-def _nonzero(y: Any) -> jax.Array:
-    """Returns `y` with 1 for 0, so that neither the quotient nor its gradient is infinite."""
-    return jnp.where(jnp.equal(y, 0), jnp.ones_like(y), y)
 
 
 def _truncated(x: Any, y: Any) -> tuple[jax.Array, jax.Array]:

@@ -122,32 +122,22 @@ class TensorArray:
                 f"{tuple(elements.shape[1:])}, received {tuple(value.shape)}. Pad them to one "
                 "length, or collect them in a list for tf.concat or tf.ragged.stack."
             )
-        is_text = isinstance(elements, StringTensor)
         try:
             place = int(index)
         except VALUE_WANTED:
-            if is_text:
+            if isinstance(elements, StringTensor):
                 raise
             if self.dynamic_size or not self._size:
                 self._require_room(index)
             return self._with(elements.at[index].set(value))
         if place >= self._size and self.dynamic_size:
-            missing = place + 1 - self._size
-            widths = [(0, missing), *[(0, 0)] * value.ndim]
-            if is_text:
-                elements = np.pad(np.asarray(elements), widths, constant_values=b"")
-            else:
-                elements = jnp.pad(elements, widths)
+            elements = _grown(elements, place + 1 - self._size)
         elif not 0 <= place < self._size:
             raise OutOfRangeError(
                 message=f"Tried to write to index {place} but array is not resizeable and size "
                 f"is: {self._size}"
             )
-        if not is_text:
-            return self._with(elements.at[place].set(value))
-        texts = np.array(elements, object)
-        texts[place] = value.numpy()
-        return self._with(StringTensor(texts))
+        return self._with(_written(elements, place, value))
 
     def _require_room(self, index: Any) -> None:
         """Refuses a write at an index that the program computes, if it would have to grow."""
@@ -226,6 +216,23 @@ class TensorArray:
 
     def __repr__(self) -> str:
         return f"<tf.TensorArray of {self._size} elements, {self.dtype!r} {self.element_shape}>"
+
+
+def _grown(elements: Any, missing: int) -> Any:
+    """Returns elements with so many more at the end, which are zero or empty."""
+    widths = [(0, missing), *[(0, 0)] * (elements.ndim - 1)]
+    if isinstance(elements, StringTensor):
+        return StringTensor(np.pad(np.asarray(elements), widths, constant_values=b""))
+    return jnp.pad(elements, widths)
+
+
+def _written(elements: Any, place: int, value: Any) -> Any:
+    """Returns a copy of elements with `value` at a place."""
+    if not isinstance(elements, StringTensor):
+        return elements.at[place].set(value)
+    texts = np.array(elements, object)
+    texts[place] = value.numpy()
+    return StringTensor(texts)
 
 
 class TensorArraySpec(TypeSpec):

@@ -89,46 +89,44 @@ def norm(x: jax.Array, ord: Any = None, axis: Any = None, keepdims: bool = False
     return sqrt(jnp.sum(jnp.real(x * jnp.conj(x)), axis, keepdims=keepdims))
 
 
+def unless_zero(x: Any, value: jax.Array) -> jax.Array:
+    """Returns `value`, with 0 where `x` is 0."""
+    return jnp.where(jnp.equal(x, 0), jnp.zeros((), value.dtype), value)
+
+
+def one_if_zero(x: Any, y: Any) -> jax.Array:
+    """Returns `y`, with 1 where `x` is 0: neither a quotient by it nor its gradient is infinite."""
+    return jnp.where(jnp.equal(x, 0), jnp.ones_like(y), y)
+
+
 def _weighed(
-    name: str,
     function: Callable[[Any, Any], jax.Array],
     slopes: Callable[[Any, Any], tuple[jax.Array, jax.Array]],
 ) -> Callable[[Any, Any], jax.Array]:
     """Returns a function that is 0 where its first argument is, and so are its derivatives.
 
     Args:
-        name: Its name.
         function: What it is where the first argument is not 0.
         slopes: Returns its two derivatives there.
     """
 
     @jax.custom_jvp
     def weighed(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.where(x == 0, 0 * jnp.ones_like(x), function(x, _used(x, y)))
+        return unless_zero(x, function(x, one_if_zero(x, y)))
 
     @weighed.defjvp
     def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         (x, y), (dx, dy) = primals, tangents
-        by_x, by_y = slopes(x, _used(x, y))
-        none = jnp.zeros_like(by_x)
-        by_x, by_y = (jnp.where(x == 0, none, slope) for slope in (by_x, by_y))
+        by_x, by_y = (unless_zero(x, slope) for slope in slopes(x, one_if_zero(x, y)))
         return weighed(x, y), dx * by_x + dy * by_y
 
     def operation(x: Any, y: Any) -> jax.Array:
         dtype = jnp.result_type(x, y)
         return weighed(*jnp.broadcast_arrays(jnp.asarray(x, dtype), jnp.asarray(y, dtype)))
 
-    operation.__name__ = name
     return operation
 
 
-def _used(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns `y`, with 1 where it does not matter."""
-    return jnp.where(x == 0, jnp.ones_like(y), y)
-
-
-xlogy = _weighed("xlogy", lambda x, y: x * jnp.log(y), lambda x, y: (jnp.log(y), x / y))
-xlog1py = _weighed(
-    "xlog1py", lambda x, y: x * jnp.log1p(y), lambda x, y: (jnp.log1p(y), x / (1 + y))
-)
-xdivy = _weighed("xdivy", lambda x, y: x / y, lambda x, y: (1 / y, -x / jnp.square(y)))
+xlogy = _weighed(lambda x, y: x * jnp.log(y), lambda x, y: (jnp.log(y), x / y))
+xlog1py = _weighed(lambda x, y: x * jnp.log1p(y), lambda x, y: (jnp.log1p(y), x / (1 + y)))
+xdivy = _weighed(lambda x, y: x / y, lambda x, y: (1 / y, -x / jnp.square(y)))
