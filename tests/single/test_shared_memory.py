@@ -152,6 +152,35 @@ def test_an_operation_gives_what_xla_gives(placement, name):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(other))
 
 
+def without_a_loop(x):
+    lax.all_gather(x, REPLICA_AXIS)
+    return lax.psum(x, REPLICA_AXIS)
+
+
+def in_a_while_loop(x):
+    def body(carry):
+        step, x = carry
+        lax.all_gather(x, REPLICA_AXIS)
+        return step + 1, lax.psum(x, REPLICA_AXIS)
+
+    return lax.while_loop(lambda carry: carry[0] < 3, body, (0, x))[1]
+
+
+def in_a_scan(x):
+    def step(x, _):
+        return lax.psum(x, REPLICA_AXIS), lax.all_gather(x, REPLICA_AXIS)
+
+    return lax.scan(step, x, length=3)[0]
+
+
+@pytest.mark.parametrize("function", [without_a_loop, in_a_while_loop, in_a_scan])
+def test_what_nobody_needs_is_not_exchanged(placement, function):
+    program = program_of(placement, function)
+    traced = str(jax.make_jaxpr(program)(placement.spread(some(placement, 3))))
+    assert "sum of float32" in traced
+    assert "gather of float32" not in traced
+
+
 def test_numbers_of_every_type_are_reduced(placement):
     names = "float32 bfloat16 float16 int8 uint8 int16 uint16 int32 uint32".split()
     values = [some(placement, 1000, dtype=jnp.dtype(name)) for name in names]

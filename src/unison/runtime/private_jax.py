@@ -185,6 +185,15 @@ def in_scopes_of(equation: Any) -> AbstractContextManager[Any]:
     return source_info_util.user_context(info.traceback, name_stack=scopes)
 
 
+def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns a traced function without the operations on which no result or effect depends.
+
+    It takes the same arguments.
+    """
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return closed.replace(jaxpr=jaxpr)
+
+
 def traceback_of(equation: Any) -> TracebackType | None:
     """Returns where the program that was traced calls the operation."""
     trace = equation.source_info.traceback

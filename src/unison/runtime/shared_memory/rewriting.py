@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from unison.jaxprs import evaluate, has_collectives, inlined_body, is_collective
-from unison.runtime.private_jax import in_scopes_of, scan_with
+from unison.runtime.private_jax import in_scopes_of, scan_with, without_dead_code
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange
 
 logger = logging.getLogger("unison")
@@ -159,7 +159,12 @@ class _Run:
         return self.ticket[0, Ticket.FAILED] == 0
 
     def function(self, closed: jex.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-        """Returns the results of `closed`."""
+        """Returns the results of `closed`.
+
+        An exchange whose result is not needed must not be part of the program: tickets pass through
+        it, so XLA would keep it.
+        """
+        closed = without_dead_code(closed)
         values = _bound(closed, args)
         for equations in _in_groups(closed.jaxpr.eqns):
             values |= self._evaluated(equations, values)
@@ -180,6 +185,7 @@ class _Run:
             before: The results if it does not take effect; None for a result that is then
                 undefined.
         """
+        closed = without_dead_code(closed)
         values = _bound(closed, args)
         first, then = _divided(closed.jaxpr.eqns)
         for equations in _in_groups(first):
