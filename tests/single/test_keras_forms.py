@@ -153,7 +153,7 @@ ADDED = {
 ADDED_IN_SCOPES = {
     "keras.src.backend.Variable.__init__": "keras/scope.py",
     "keras.src.backend.jax.trainer.JAXTrainer.__init__": "keras/scope.py",
-    "keras.src.layers.normalization.batch_normalization.BatchNormalization.__new__": (
+    "keras.src.layers.normalization.batch_normalization.BatchNormalization.__init__": (
         "keras/scope.py"
     ),
     "keras.src.metrics.metric.Metric.__init__": "keras/scope.py",

@@ -294,6 +294,14 @@ def test_synchronized_layer_can_be_saved_and_loaded(two_replicas, tmp_path):
     np.testing.assert_allclose(loaded(X), model(X), **ROUND_OFF)
 
 
+def test_synchronized_layer_of_an_own_class_names_the_class_to_derive_it_from(two_replicas):
+    class Own(keras.layers.BatchNormalization):
+        pass
+
+    with two_replicas.scope(), pytest.raises(ValueError, match="derive it from Unison"):
+        Own(synchronized=True)
+
+
 def test_synchronized_layer_without_a_strategy_normalizes_by_its_batch():
     layer = unison.keras.BatchNormalization(synchronized=True)
     plain = keras.layers.BatchNormalization()

@@ -182,6 +182,13 @@ def test_diagonals_are_numbered_from_the_lowest():
         tf.linalg.diag_part(tf.eye(3), k=(1, -1))
 
 
+def test_rows_of_several_dimensions_are_clipped_as_a_whole():
+    table = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    rows = tf.nn.embedding_lookup(table, [0, 2], max_norm=2.0)
+    expected = [[0, 0.534522, 1.069045, 1.603567], [0.836333, 0.940875, 1.045417, 1.149958]]
+    np.testing.assert_allclose(np.reshape(rows, (2, 4)), expected, rtol=1e-5)
+
+
 def test_the_gradient_of_a_product_is_the_product_of_the_others():
     def gradient(data, ids, count):
         data = tf.constant(data)

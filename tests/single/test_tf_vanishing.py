@@ -22,6 +22,10 @@ def gradient(function, x):
     return np.asarray(tape.gradient(y, x))
 
 
+def positive(x):
+    return tf.where(x > 0, x, 0)
+
+
 def assert_is(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
@@ -41,6 +45,22 @@ KERNELS = {
         lambda x: tf.math.reduce_std(x, 1)[1],
         [[2, 2], [3, 5]],
         [[0, 0], [-0.5, 0.5]],
+    ),
+    "ragged deviation where": (
+        lambda x: positive(tf.math.reduce_std(tf.RaggedTensor.from_row_splits(x, [0, 2, 5]), 1)),
+        [1, 1, 2, 3, 4],
+        [0, 0, -0.408248, 0, 0.408248],
+    ),
+    "global norm where": (lambda x: positive(tf.linalg.global_norm([x])), [0, 0], [0, 0]),
+    "image of one colour": (
+        lambda x: tf.image.per_image_standardization(tf.reshape(x, (2, 2, 2, 1))),
+        [0, 0, 0, 0, 1, 0, 0, 0],
+        [0] * 8,
+    ),
+    "short rows": (
+        lambda x: tf.nn.embedding_lookup(x, [0, 1], max_norm=2.0),
+        ZERO_AND_OTHER,
+        [[1, 1], [0.064, -0.048]],
     ),
     "xlogy": (lambda x: tf.math.xlogy(x, x), [0.0, 2.0], [0, 1.693147]),
     "xlogy by x": (lambda x: tf.math.xlogy(x, [0.0, 2.0, 2.0]), [0, 0, 1], [0, 0, 0.693147]),

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from unison.keras.metrics import adopt_metric
-from unison.keras.normalization import BatchNormalization
+from unison.keras.normalization import init_taking_synchronized
 from unison.keras.optimizers import adopt_optimizer
 from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.keras.variables import LiftingScope, adopt, outside_the_traced_program
@@ -70,13 +70,13 @@ def _followed_by(adopt: Callable[[Any], None]) -> Callable[[Callable[..., Any]],
 
 
 def _creating_normalization(original: Callable[..., Any]) -> Any:
-    @functools.wraps(original)
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls is keras.layers.BatchNormalization and kwargs.get("synchronized") and has_strategy():
-            cls = BatchNormalization  # Keras' own refuses to be synchronized off TensorFlow
-        return original(cls, *args, **kwargs)
+    taking_synchronized = init_taking_synchronized(original)
 
-    return staticmethod(new)
+    @functools.wraps(taking_synchronized)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        (taking_synchronized if has_strategy() else original)(self, *args, **kwargs)
+
+    return init
 
 
 def _creating_variable(original: Callable[..., Any]) -> Any:
@@ -152,7 +152,7 @@ _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (keras.Variable, "__init__", _creating_variable),
     (keras.optimizers.Optimizer, "__init__", _followed_by(adopt_optimizer)),
     (keras.metrics.Metric, "__init__", _followed_by(adopt_metric)),
-    (keras.layers.BatchNormalization, "__new__", _creating_normalization),
+    (keras.layers.BatchNormalization, "__init__", _creating_normalization),
     *((_owner_of(name), name, _using_model) for name in ("compile", *ENTRY_POINTS)),
 ]
 

@@ -45,6 +45,7 @@ from unison.tf.random_keys import key_of, next_key
 from unison.tf.tensor_spec import is_symbolic_size
 from unison.tf.tensors import cast, convert_to_tensor, saturate_cast, sizes
 from unison.tf.ties import magnitude
+from unison.tf.vanishing import standard_deviation
 
 __all__ = [
     "decode_and_crop_jpeg",
@@ -512,7 +513,7 @@ def per_image_standardization(image: Any) -> jax.Array:
     image = _image(image)
     floats = image if jnp.issubdtype(image.dtype, jnp.floating) else image.astype(jnp.float32)
     axes = (-3, -2, -1)
-    deviation = jnp.std(floats, axes, keepdims=True)
+    deviation = standard_deviation(floats, axes, keepdims=True)
     # An image of one colour has no deviation: at least that of a single pixel.
     least = 1 / math.sqrt(math.prod(floats.shape[-3:]))
     return (floats - jnp.mean(floats, axes, keepdims=True)) / jnp.maximum(deviation, least)

@@ -629,7 +629,7 @@ def reduce_euclidean_norm(
     """TF: `tf.math.reduce_euclidean_norm`."""
     tensor = convert_to_tensor(input_tensor)
     total = jnp.sum(jnp.square(tensor), axis_numbers(axis), keepdims=bool(keepdims))
-    return jnp.sqrt(total).astype(tensor.dtype)
+    return vanishing.sqrt(total).astype(tensor.dtype)
 
 
 def count_nonzero(
@@ -774,7 +774,7 @@ def norm(
 def global_norm(t_list: Any, name: str | None = None) -> jax.Array:
     """Returns the norm of all tensors together; None is skipped. TF: `tf.linalg.global_norm`."""
     tensors = [convert_to_tensor(t) for t in t_list if t is not None]
-    return jnp.sqrt(sum(jnp.sum(jnp.square(t)) for t in tensors))
+    return vanishing.sqrt(sum(jnp.sum(jnp.square(t)) for t in tensors))
 
 
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> jax.Array:

@@ -49,6 +49,7 @@ from unison.tf.cross_entropy import (
 from unison.tf.ctc import ctc_loss
 from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.math import (
+    clip_by_norm,
     in_top_k,
     l2_normalize,
     log_softmax,
@@ -384,8 +385,7 @@ def embedding_lookup(
     rows = gather(table, ids)
     if max_norm is None:
         return rows
-    length = jnp.linalg.norm(rows, axis=-1, keepdims=True)
-    return rows * jnp.minimum(1, max_norm / jnp.maximum(length, jnp.finfo(rows.dtype).tiny))
+    return clip_by_norm(rows, max_norm, range(1 - jnp.ndim(table), 0))
 
 
 dispatch_on_ragged(globals())

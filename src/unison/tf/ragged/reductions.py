@@ -21,6 +21,7 @@ from unison.tf.ragged.partitions import (
 )
 from unison.tf.ragged.rows import around, at, implements
 from unison.tf.ragged.tensor import RaggedTensor, is_ragged
+from unison.tf.vanishing import sqrt
 
 #: Combines the rows of values that have the same id: (values, ids, number of ids).
 Segments = Callable[[Any, Any, int], Any]
@@ -306,8 +307,8 @@ def reduce_std(
     """Returns the root of the variance."""
     variance = _variance(operation, input_tensor, axis, bool(keepdims))
     if is_ragged(variance):
-        return with_flat(variance, jnp.sqrt(variance.flat))
-    return jnp.sqrt(variance)
+        return with_flat(variance, sqrt(variance.flat))
+    return sqrt(variance)
 
 
 @implements("tf.math.softmax", "tf.math.log_softmax")
