@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import unison
 import unison.tf as tf
 
 INF, NAN = np.inf, np.nan
@@ -134,3 +135,34 @@ def test_a_loss_of_distances_trains_where_one_is_zero(two_replicas):
     model.fit(x, np.zeros((4, 3), np.float32), batch_size=4, epochs=2, verbose=0)
     # Each of two examples of four pulls all weights by 1.5 / sqrt(3) / 4 for an input of 1.5.
     assert_is(model.get_weights()[0], np.full((2, 3), 1 - 2 * 0.1 * 3 / np.sqrt(3) / 4))
+
+
+CHOOSING = {
+    "maximum": lambda x: tf.maximum(x, 0.0),
+    "minimum": lambda x: tf.minimum(0.0, x),
+    "clip": lambda x: tf.clip_by_value(x, -1.0, 1.0),
+    "where": lambda x: tf.where(x < 0, 0.0, x),
+    "abs": tf.abs,
+    "sqrt": tf.sqrt,
+    "xlogy": lambda x: tf.math.xlogy(x, x),
+    "Keras' clip": lambda x: tf.keras.ops.clip(x, -1.0, 1.0),
+    "Keras' maximum": lambda x: tf.keras.ops.maximum(0.0, x),
+}
+
+
+@pytest.mark.parametrize("function", CHOOSING.values(), ids=CHOOSING)
+def test_the_gradient_of_no_examples_reaches_the_sums_of_all(two_replicas, function):
+    weight = tf.Variable(0.5)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            total = tf.distribute.get_replica_context().all_reduce("SUM", weight * 2.0)
+            loss = tf.reduce_sum(function(x * total))
+        return tape.gradient(loss, weight)
+
+    rows = [np.full((2, 3), 0.1, np.float32), np.zeros((0, 3), np.float32)]
+    gradients = two_replicas.run(step, (unison.PerReplica(rows),)).values
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(function(rows[0] * (weight * 4.0)))
+    expected = float(tape.gradient(loss, weight)) / 2
+    assert_is([float(gradient) for gradient in gradients], [expected, expected])

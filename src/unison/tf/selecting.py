@@ -32,6 +32,7 @@ from unison.tf.tensors import (
     tensor_dtype,
 )
 from unison.tf.text import StringTensor
+from unison.tf.ties import chosen
 
 # -- picking -------------------------------------------------------------------------------
 
@@ -151,9 +152,11 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
     if isinstance(x, StringTensor):
         return StringTensor(np.where(np.asarray(condition), x.numpy(), y.numpy()))
     with invalid_arguments("tf.where"):
-        chosen = jnp.where(condition, x, y)
+        values = jnp.where(condition, x, y)
+        if values.size == 0:
+            values = chosen(condition != 0, x, y)
         # Of two Python numbers the result would stay as weakly typed as they are.
-        return chosen if is_tensor(x) or is_tensor(y) else convert_to_tensor(chosen)
+        return values if is_tensor(x) or is_tensor(y) else convert_to_tensor(values)
 
 
 def one_hot(

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 @jax.custom_jvp
@@ -42,7 +43,7 @@ def _larger(x: jax.Array, y: jax.Array) -> jax.Array:
 @_larger.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, y), (dx, dy) = primals, tangents
-    return jnp.maximum(x, y), jnp.where(x >= y, dx, dy)
+    return jnp.maximum(x, y), chosen(x >= y, dx, dy)
 
 
 def larger(x: Any, y: Any) -> jax.Array:
@@ -64,7 +65,7 @@ def _smaller(x: jax.Array, y: jax.Array) -> jax.Array:
 @_smaller.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, y), (dx, dy) = primals, tangents
-    return jnp.minimum(x, y), jnp.where(x <= y, dx, dy)
+    return jnp.minimum(x, y), chosen(x <= y, dx, dy)
 
 
 def smaller(x: Any, y: Any) -> jax.Array:
@@ -81,14 +82,24 @@ def _clipped(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
 @_clipped.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, low, high), (dx, dlow, dhigh) = primals, tangents
-    inside = jnp.where(x > high, dhigh, dx)
-    return jnp.clip(x, low, high), jnp.where(x < low, dlow, inside)
+    inside = chosen(x > high, dhigh, dx)
+    return jnp.clip(x, low, high), chosen(x < low, dlow, inside)
 
 
 def clipped(x: Any, low: Any, high: Any) -> jax.Array:
     """`jnp.clip`, with the whole gradient for the value at a bound."""
     real = _real(x, low, high)
     return jnp.clip(x, low, high) if real is None else _clipped(*real)
+
+
+def chosen(condition: jax.Array, if_true: Any, if_false: Any) -> jax.Array:
+    """`jnp.where`, whose result depends on both choices also if it is empty.
+
+    The gradient of a replica without examples must reach the others' sums, as every replica's.
+    """
+    dtype = jnp.result_type(if_true, if_false)
+    choices = (jnp.asarray(choice, dtype) for choice in (if_true, if_false))
+    return lax.select(*jnp.broadcast_arrays(condition, *choices))
 
 
 def _real(*operands: Any) -> list[jax.Array] | None:
