@@ -8,9 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.extend import core as jex
+from jax.sharding import AxisType, PartitionSpec
 
 from subprocess_program import SOURCE, run_program
-from unison.runtime.private_jax import counted_costs, dtype_before_cast, with_cache_misses
+from unison.runtime.private_jax import (
+    counted_costs,
+    dtype_before_cast,
+    evaluated_as_traced,
+    with_cache_misses,
+)
 
 PRIVATE = SOURCE / "unison/runtime/private_jax.py"
 
@@ -164,3 +172,50 @@ def test_every_process_can_write_compiled_programs(tmp_path):
     done = run_program(CACHING, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["0", "True"]
+
+
+_CONSTANT = np.arange(4, dtype=np.float32)
+
+
+def _of_a_replica(x):
+    with jax.named_scope("scope"):
+        total = lax.psum(jnp.sin(x) * 2.0, "replica")
+    jnp.cos(x)  # which nobody needs
+
+    def step(carry, row):
+        return carry + lax.pmean(row, "replica"), carry.sum()
+
+    total, sums = lax.scan(step, total[0], total)
+    total = lax.cond(sums[0] > 0, lambda x: x, lambda x: -x, total)
+    return total + _CONSTANT, x.astype(jnp.bfloat16), 3, jax.jit(jnp.tanh)(sums)
+
+
+@pytest.mark.parametrize("axes", [{"replica": 2}, {"replica": 2, "core": 2}])
+def test_what_is_evaluated_as_traced_is_what_jax_traces_again(axes):
+    traced = jax.make_jaxpr(_of_a_replica, axis_env=[("replica", 2)])(np.ones((3, 4), np.float32))
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+
+    def in_mesh(evaluate):
+        return jax.make_jaxpr(
+            jax.shard_map(
+                lambda x: [jnp.asarray(y)[None] for y in evaluate(x)],
+                mesh=mesh,
+                in_specs=PartitionSpec("replica"),
+                out_specs=PartitionSpec("replica"),
+                axis_names={"replica"},
+                check_vma=False,
+            )
+        )(np.ones((6, 4), np.float32))
+
+    own = in_mesh(lambda x: evaluated_as_traced(traced, [x]))
+    again = in_mesh(jex.jaxpr_as_fun(traced))
+    assert str(own) == str(again)
+    bodies = [program.jaxpr.eqns[0].params["jaxpr"].eqns for program in (own, again)]
+    for one, other in zip(*bodies, strict=True):
+        weak = [[v.aval.weak_type for v in each.outvars] for each in (one, other)]
+        assert weak[0] == weak[1], one
+        assert str(one.source_info.name_stack) == str(other.source_info.name_stack)
+        assert one.source_info.traceback == other.source_info.traceback
+    x = np.ones((3, 4), np.float32)
+    plain = jax.make_jaxpr(jnp.sin)(x)
+    np.testing.assert_array_equal(evaluated_as_traced(plain, [x])[0], jnp.sin(x))

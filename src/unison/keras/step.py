@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
 from unison.captured import StateCapturedError
 from unison.cells import Cell, Layout
@@ -57,6 +56,7 @@ from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, piece_on
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.planned import ProgramPlanned
+from unison.runtime.private_jax import evaluated_as_traced
 from unison.runtime.process_group import all_gather_json
 from unison.runtime.replica_function import ReplicaFunction, StepsInALoop
 from unison.strategies import Strategy
@@ -683,7 +683,8 @@ class CompiledStep:
             pieces = zip([*donated, *read_only], [*donated_state, *read_only_state], strict=True)
             for index, piece in pieces:
                 inputs[index] = _enter(cells[index], piece)
-            outputs = jaxpr_as_fun(trace.jaxpr)(*inputs, *(leaf[: trace.rows] for leaf in batch))
+            own = [leaf[: trace.rows] for leaf in batch]
+            outputs = evaluated_as_traced(trace.jaxpr, [*inputs, *own])
             num_results = trace.results.num_leaves
             results = jax.tree.unflatten(trace.results, outputs[:num_results])
             end = num_results + len(returned)

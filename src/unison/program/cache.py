@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout, unfinished_steps
@@ -60,6 +60,7 @@ from unison.program.tracing import called_on, trace_over_cells, used_cells
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.placement import Placement
+from unison.runtime.private_jax import evaluated_as_traced
 from unison.runtime.replica_function import ReplicaFunction
 from unison.values import PerReplica
 
@@ -111,7 +112,9 @@ class _Trace:
             # For a constant, the jaxpr may return a plain number.
             output if isinstance(output, jax.Array) else jnp.asarray(output, aval.dtype)
             for output, aval in zip(
-                jaxpr_as_fun(self.jaxpr)(*inputs, *leaves), self.jaxpr.out_avals, strict=True
+                evaluated_as_traced(self.jaxpr, [*inputs, *leaves]),
+                self.jaxpr.out_avals,
+                strict=True,
             )
         ]
         end = self.count + len(self.written)

@@ -83,7 +83,7 @@ from jax._src.interpreters.ad import (
     backward_pass3,
 )
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace
-from jax.core import Tracer, eval_jaxpr
+from jax.core import ShapedArray, Tracer, eval_jaxpr
 from jax.extend import source_info_util
 from jax.extend.backend import register_backend_factory
 from jax.extend.core import (
@@ -97,11 +97,12 @@ from jax.extend.core import (
 )
 from jax.interpreters import ad, mlir
 from jax.interpreters.partial_eval import dce_jaxpr
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 from jaxlib import _jax, xla_client
 from jaxlib.version import __version__ as jaxlib_version
 
 from unison.interrupts import is_of_a_signal_handler
+from unison.jaxprs import evaluate
 from unison.tracebacks import is_running, more_ends
 
 _FOLDER_OF_JAX = os.path.dirname(jax.__file__) + os.sep
@@ -183,6 +184,58 @@ def in_scopes_of(equation: Any) -> AbstractContextManager[Any]:
     info = equation.source_info
     scopes = source_info_util.current_name_stack() + info.name_stack
     return source_info_util.user_context(info.traceback, name_stack=scopes)
+
+
+def added_as_traced(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Returns the results of an operation on `inputs`, which have the types of its operands.
+
+    The operation is added to the current trace as it is. To trace it again takes several times as
+    long.
+    """
+    trace = core.trace_ctx.trace
+    types = [_type_in_mesh(variable.aval, get_abstract_mesh()) for variable in equation.outvars]
+    if type(trace) is not DynamicJaxprTrace or equation.effects or None in types:
+        with in_scopes_of(equation):
+            return evaluate(equation, inputs)
+    info = equation.source_info
+    scopes = source_info_util.current_name_stack() + info.name_stack
+    info = info.replace(name_stack=scopes)
+    operands = [trace.to_jaxpr_tracer(x, info) for x in inputs]
+    primitive, params, context = equation.primitive, equation.params, equation.ctx
+    return trace.emit_eqn(operands, types, primitive, params, no_effects, info, context)
+
+
+@functools.lru_cache(4096)
+def _type_in_mesh(aval: Any, mesh: Any) -> Any:
+    """Returns the type of a result where devices compute their own parts of a mesh.
+
+    None if the mesh, or the type, is another one.
+    """
+    if type(aval) is not ShapedArray:
+        return None
+    if aval.sharding.mesh == mesh:
+        return aval
+    if not mesh.are_all_axes_manual:
+        return None
+    spec = PartitionSpec(*(None for _ in aval.shape))
+    return aval.update(sharding=NamedSharding(mesh, spec))
+
+
+def evaluated_as_traced(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    """Returns the results of a traced function on arguments of the types that it was traced for.
+
+    In a trace, it adds the operations as they are.
+    """
+    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values |= zip(closed.jaxpr.invars, args, strict=True)
+
+    def value_of(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in closed.jaxpr.eqns:
+        results = added_as_traced(equation, [value_of(atom) for atom in equation.invars])
+        values |= zip(equation.outvars, results, strict=True)
+    return [value_of(atom) for atom in closed.jaxpr.outvars]
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from unison.jaxprs import evaluate, has_collectives, inlined_body, is_collective
-from unison.runtime.private_jax import in_scopes_of, scan_with, without_dead_code
+from unison.runtime.private_jax import added_as_traced, in_scopes_of, scan_with, without_dead_code
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange
 
 logger = logging.getLogger("unison")
@@ -216,21 +216,29 @@ class _Run:
     ) -> dict[jex.Var, Any]:
         """Returns the results of an equation, or of several reductions like it."""
         inputs = [_value(atom, values) for equation in equations for atom in equation.invars]
-        with in_scopes_of(equations[0]):
-            outputs = self._equation(equations[0], inputs)
-        if _is_view(equations[0]) and id(inputs[0]) in self._arguments:
+        equation = equations[0]
+        if self._is_local(equation):
+            outputs = added_as_traced(equation, inputs)
+        else:
+            with in_scopes_of(equation):
+                outputs = self._of_all_replicas(equation, inputs)
+        if _is_view(equation) and id(inputs[0]) in self._arguments:
             self._arguments[id(outputs[0])] = outputs[0]
         variables = [variable for equation in equations for variable in equation.outvars]
         return dict(zip(variables, outputs, strict=True))
 
-    def _equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+    def _is_local(self, equation: jex.JaxprEqn) -> bool:
+        """Whether the equation is the same in a program without tickets."""
+        if is_collective(equation) or has_collectives(equation):
+            return False
+        return not (self._may_fail and _asks_for_replica(equation))
+
+    def _of_all_replicas(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         """Returns the outputs of an equation, or of several reductions like it."""
         if is_collective(equation):
             return self._collective(equation, inputs)
-        if self._may_fail and equation.primitive.name == "axis_index":
+        if equation.primitive.name == "axis_index":
             return [self.ticket[0, Ticket.RANK].astype(jnp.int32)]
-        if not has_collectives(equation) and not (self._may_fail and _asks_for_replica(equation)):
-            return evaluate(equation, inputs)
         if (body := inlined_body(equation)) is not None:
             return self.function(body, inputs)
         form = self._forms.get(equation.primitive.name)
@@ -540,9 +548,9 @@ def _divided(
 
 
 def _asks_for_replica(equation: jex.JaxprEqn) -> bool:
-    """Returns whether the functions that an operation calls use the replica's index."""
-    return any(
-        inner.primitive.name == "axis_index" or _asks_for_replica(inner)
+    """Returns whether an operation, or a function that it calls, uses the replica's index."""
+    return equation.primitive.name == "axis_index" or any(
+        _asks_for_replica(inner)
         for jaxpr in jex.jaxprs_in_params(equation.params)
         for inner in jaxpr.eqns
     )
