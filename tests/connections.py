@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import pathlib
@@ -23,15 +24,15 @@ CHANNEL = b"test"
 LIMIT = 20.0
 
 
-def open_files() -> set[tuple[str, int]]:
+def open_files() -> collections.Counter[tuple[str, int]]:
     """The files that this process has open, sockets among them, by the kernel's numbers.
 
-    What is left open is not among those of before. Tests before may still close theirs.
+    What has been left open is `open_files() - before`: tests before may still close theirs.
     """
-    found = set()
+    found: collections.Counter[tuple[str, int]] = collections.Counter()
     for descriptor in pathlib.Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the folder that is listed is closed
-            found.add((os.readlink(descriptor), descriptor.stat().st_ino))
+            found[os.readlink(descriptor), descriptor.stat().st_ino] += 1
     return found
 
 

@@ -226,7 +226,7 @@ def test_a_thread_that_accepts_ends_when_it_is_closed_and_leaves_nothing():
     assert "unison-test" in [thread.name for thread in threading.enumerate()]
     accepting.close()
     assert "unison-test" not in [thread.name for thread in threading.enumerate()]
-    assert open_files() <= before
+    assert not open_files() - before
 
 
 def test_a_process_that_may_have_few_files_keeps_few_strangers():

@@ -200,7 +200,7 @@ def test_a_file_that_comes_with_what_is_not_a_message_is_closed():
             with pytest.raises(UnavailableError):
                 receiving.receive()
     os.close(file)
-    assert open_files() <= before
+    assert not open_files() - before
 
 
 @needs_shared_memory

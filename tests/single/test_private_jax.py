@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex
 from jax.sharding import AxisType, PartitionSpec
 
@@ -178,7 +179,7 @@ _CONSTANT = np.arange(4, dtype=np.float32)
 
 
 def _of_a_replica(x):
-    with jax.named_scope("scope"):
+    with jax.named_scope("scope"), set_xla_metadata(mark="yes"):
         total = lax.psum(jnp.sin(x) * 2.0, "replica")
     jnp.cos(x)  # which nobody needs
 
@@ -211,11 +212,12 @@ def test_what_is_evaluated_as_traced_is_what_jax_traces_again(axes):
     again = in_mesh(jex.jaxpr_as_fun(traced))
     assert str(own) == str(again)
     bodies = [program.jaxpr.eqns[0].params["jaxpr"].eqns for program in (own, again)]
+    assert "mark" in str([equation.ctx.xla_metadata for equation in bodies[0]])
     for one, other in zip(*bodies, strict=True):
         weak = [[v.aval.weak_type for v in each.outvars] for each in (one, other)]
         assert weak[0] == weak[1], one
         assert str(one.source_info.name_stack) == str(other.source_info.name_stack)
-        assert one.source_info.traceback == other.source_info.traceback
+        assert one.ctx.xla_metadata == other.ctx.xla_metadata
     x = np.ones((3, 4), np.float32)
     plain = jax.make_jaxpr(jnp.sin)(x)
     np.testing.assert_array_equal(evaluated_as_traced(plain, [x])[0], jnp.sin(x))

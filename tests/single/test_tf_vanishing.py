@@ -166,3 +166,9 @@ def test_the_gradient_of_no_examples_reaches_the_sums_of_all(two_replicas, funct
         loss = tf.reduce_sum(function(rows[0] * (weight * 4.0)))
     expected = float(tape.gradient(loss, weight)) / 2
     assert_is([float(gradient) for gradient in gradients], [expected, expected])
+
+
+@pytest.mark.parametrize("rows", [2, 0])
+def test_a_choice_of_numbers_takes_the_dtype_of_what_it_is_multiplied_by(rows):
+    x = tf.zeros((rows, 3), tf.bfloat16)
+    assert (tf.where(x > 0, 1.0, 0.0) * x).dtype == tf.bfloat16

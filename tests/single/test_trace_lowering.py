@@ -32,6 +32,13 @@ def test_a_lowered_trace_computes_what_the_lowered_function_does():
     np.testing.assert_array_equal(own, jax.jit(lower_for_cpu(kernel_gradient))(*arguments()))
 
 
+def test_the_parts_of_a_linear_solver_keep_their_names():
+    matrix = np.array([[2.0, 1.0], [0.0, 4.0]], np.float32)
+    traced = jax.make_jaxpr(jnp.linalg.inv)(matrix)
+    (own,) = jaxpr_as_fun(lowered_trace(traced))(matrix)
+    np.testing.assert_allclose(own, np.linalg.inv(matrix), rtol=1e-6)
+
+
 def test_a_trace_with_a_shard_map_is_refused():
     mesh = jax.make_mesh((1,), ("core",), axis_types=(jax.sharding.AxisType.Auto,))
     own = PartitionSpec()

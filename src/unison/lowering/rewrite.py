@@ -136,5 +136,6 @@ def _rewrite_param(value: Any) -> Any:
     if isinstance(value, Jaxpr):
         return _rewrite(value)
     if isinstance(value, tuple) and any(isinstance(v, ClosedJaxpr) for v in value):
-        return tuple(_rewrite_param(v) for v in value)
+        rewritten = [_rewrite_param(v) for v in value]
+        return type(value)(*rewritten) if hasattr(value, "_fields") else tuple(rewritten)
     return value

@@ -190,16 +190,17 @@ def added_as_traced(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     """Returns the results of an operation on `inputs`, which have the types of its operands.
 
     The operation is added to the current trace as it is. To trace it again takes several times as
-    long.
+    long; this is done only for operations with effects, and outside of a trace.
     """
-    trace = core.trace_ctx.trace
-    types = [_type_in_mesh(variable.aval, get_abstract_mesh()) for variable in equation.outvars]
-    if type(trace) is not DynamicJaxprTrace or equation.effects or None in types:
-        with in_scopes_of(equation):
+    trace, mesh = core.trace_ctx.trace, get_abstract_mesh()
+    types: list[Any] = [None]
+    if type(trace) is DynamicJaxprTrace and not equation.effects:
+        types = [_type_in_mesh(variable.aval, mesh) for variable in equation.outvars]
+    if None in types:
+        with in_scopes_of(equation), equation.ctx.manager:
             return evaluate(equation, inputs)
     info = equation.source_info
-    scopes = source_info_util.current_name_stack() + info.name_stack
-    info = info.replace(name_stack=scopes)
+    info = info.replace(name_stack=source_info_util.current_name_stack() + info.name_stack)
     operands = [trace.to_jaxpr_tracer(x, info) for x in inputs]
     primitive, params, context = equation.primitive, equation.params, equation.ctx
     return trace.emit_eqn(operands, types, primitive, params, no_effects, info, context)
@@ -207,9 +208,9 @@ def added_as_traced(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
 
 @functools.lru_cache(4096)
 def _type_in_mesh(aval: Any, mesh: Any) -> Any:
-    """Returns the type of a result where devices compute their own parts of a mesh.
+    """Returns the type of a result, traced elsewhere, where each device has its part of `mesh`.
 
-    None if the mesh, or the type, is another one.
+    None if only tracing again tells it.
     """
     if type(aval) is not ShapedArray:
         return None
@@ -236,15 +237,6 @@ def evaluated_as_traced(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         results = added_as_traced(equation, [value_of(atom) for atom in equation.invars])
         values |= zip(equation.outvars, results, strict=True)
     return [value_of(atom) for atom in closed.jaxpr.outvars]
-
-
-def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns a traced function without the operations on which no result or effect depends.
-
-    It takes the same arguments.
-    """
-    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    return closed.replace(jaxpr=jaxpr)
 
 
 def traceback_of(equation: Any) -> TracebackType | None:

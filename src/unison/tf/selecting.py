@@ -32,7 +32,6 @@ from unison.tf.tensors import (
     tensor_dtype,
 )
 from unison.tf.text import StringTensor
-from unison.tf.ties import chosen
 
 # -- picking -------------------------------------------------------------------------------
 
@@ -153,8 +152,10 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
         return StringTensor(np.where(np.asarray(condition), x.numpy(), y.numpy()))
     with invalid_arguments("tf.where"):
         values = jnp.where(condition, x, y)
-        if values.size == 0:
-            values = chosen(condition != 0, x, y)
+        if values.size == 0 and jnp.issubdtype(values.dtype, jnp.inexact):
+            # Of no elements it depends on one choice only. As in any replica, a gradient reaches
+            # both, and the sums over all replicas behind them.
+            values = values + jnp.where(condition == 0, y, x)
         # Of two Python numbers the result would stay as weakly typed as they are.
         return values if is_tensor(x) or is_tensor(y) else convert_to_tensor(values)
 

@@ -43,7 +43,7 @@ def _larger(x: jax.Array, y: jax.Array) -> jax.Array:
 @_larger.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, y), (dx, dy) = primals, tangents
-    return jnp.maximum(x, y), chosen(x >= y, dx, dy)
+    return jnp.maximum(x, y), _chosen(x >= y, dx, dy)
 
 
 def larger(x: Any, y: Any) -> jax.Array:
@@ -65,7 +65,7 @@ def _smaller(x: jax.Array, y: jax.Array) -> jax.Array:
 @_smaller.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, y), (dx, dy) = primals, tangents
-    return jnp.minimum(x, y), chosen(x <= y, dx, dy)
+    return jnp.minimum(x, y), _chosen(x <= y, dx, dy)
 
 
 def smaller(x: Any, y: Any) -> jax.Array:
@@ -82,8 +82,8 @@ def _clipped(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
 @_clipped.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, low, high), (dx, dlow, dhigh) = primals, tangents
-    inside = chosen(x > high, dhigh, dx)
-    return jnp.clip(x, low, high), chosen(x < low, dlow, inside)
+    inside = _chosen(x > high, dhigh, dx)
+    return jnp.clip(x, low, high), _chosen(x < low, dlow, inside)
 
 
 def clipped(x: Any, low: Any, high: Any) -> jax.Array:
@@ -92,7 +92,7 @@ def clipped(x: Any, low: Any, high: Any) -> jax.Array:
     return jnp.clip(x, low, high) if real is None else _clipped(*real)
 
 
-def chosen(condition: jax.Array, if_true: Any, if_false: Any) -> jax.Array:
+def _chosen(condition: jax.Array, if_true: Any, if_false: Any) -> jax.Array:
     """`jnp.where`, whose result depends on both choices also if it is empty.
 
     The gradient of a replica without examples must reach the others' sums, as every replica's.

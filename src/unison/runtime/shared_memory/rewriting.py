@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from unison.jaxprs import evaluate, has_collectives, inlined_body, is_collective
-from unison.runtime.private_jax import added_as_traced, in_scopes_of, scan_with, without_dead_code
+from unison.runtime.private_jax import added_as_traced, in_scopes_of, scan_with
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange
 
 logger = logging.getLogger("unison")
@@ -135,6 +135,9 @@ class _Run:
         self._hosts = hosts
         #: The number of replicas, if all are in this process.
         self._replicas_here = len(hosts[0]) if are_here else 0
+        #: Whether a branch is evaluated, which some replicas may not take. They exchange with those
+        #: who do what other branches have in its place.
+        self._is_in_branch = False
         #: Whether exchanges may fail; then the axis of the devices is not that of the replicas.
         self._may_fail = may_fail
         #: Whether any operation so far needed the other replicas.
@@ -161,12 +164,13 @@ class _Run:
     def function(self, closed: jex.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         """Returns the results of `closed`.
 
-        An exchange whose result is not needed must not be part of the program: tickets pass through
-        it, so XLA would keep it.
+        Where all replicas perform the same operations, those whose results nobody needs are left
+        out: tickets pass through exchanges, so XLA would keep them.
         """
-        closed = without_dead_code(closed)
         values = _bound(closed, args)
-        for equations in _in_groups(closed.jaxpr.eqns):
+        all_do_the_same = self._replicas_here and not self._is_in_branch
+        equations_of = _needed(closed.jaxpr) if all_do_the_same else closed.jaxpr.eqns
+        for equations in _in_groups(equations_of):
             values |= self._evaluated(equations, values)
         return [_value(atom, values) for atom in closed.jaxpr.outvars]
 
@@ -185,7 +189,6 @@ class _Run:
             before: The results if it does not take effect; None for a result that is then
                 undefined.
         """
-        closed = without_dead_code(closed)
         values = _bound(closed, args)
         first, then = _divided(closed.jaxpr.eqns)
         for equations in _in_groups(first):
@@ -286,8 +289,10 @@ class _Run:
     def _cond(self, params: dict[str, Any], inputs: list[Any]) -> Sequence[Any]:
         def branch_of(closed: jex.ClosedJaxpr) -> Callable[..., Any]:
             def branch(ticket: jax.Array, *args: Any) -> tuple[jax.Array, list[Any]]:
+                outer, self._is_in_branch = self._is_in_branch, True
                 self.ticket = ticket
                 outputs = self.function(closed, args)
+                self._is_in_branch = outer
                 return self.ticket, outputs
 
             return branch
@@ -545,6 +550,21 @@ def _divided(
             needed |= {atom for atom in equation.invars if not isinstance(atom, jex.Literal)}
         (first if is_first else then).append(equation)
     return first[::-1], then[::-1]
+
+
+def _needed(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
+    """Returns the equations on which a result depends, or that have an effect.
+
+    Calls, loops and conditionals in which there are collective operations are always kept.
+    """
+    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, jex.Literal)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        has_effect = not is_collective(equation) and bool(equation.effects)
+        if has_effect or has_collectives(equation) or not needed.isdisjoint(equation.outvars):
+            kept.append(equation)
+            needed |= {atom for atom in equation.invars if not isinstance(atom, jex.Literal)}
+    return kept[::-1]
 
 
 def _asks_for_replica(equation: jex.JaxprEqn) -> bool:
