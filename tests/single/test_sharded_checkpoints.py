@@ -207,19 +207,27 @@ def test_a_flipped_bit_is_an_error_and_changes_nothing(run):
     """40 of 40 of Orbax's restores of such files return wrong numbers without a word."""
     folder, saved = run
     path = folder / "ckpt-2"
-    file, chance = largest_file(path), random.Random(0)
-    content = file.read_bytes()
-    chunks = [half.tobytes() for half in np.split(saved, 2)]  # which are written in any order
-    starts = [content.index(chunk) for chunk in chunks]
+    chance = random.Random(0)
+    files = {file: file.read_bytes() for file in path.glob("**/*") if file.is_file()}
+    chunks = [half.tobytes() for half in np.split(saved, 2)]
+    # They are written in any order, to one file or two.
+    starts = [
+        (file, content.index(chunk))
+        for chunk in chunks
+        for file, content in files.items()
+        if chunk in content
+    ]
+    assert len(starts) == 2
     for _ in range(40):
-        changed = bytearray(content)
-        place = chance.choice(starts) + chance.randrange(len(chunks[0]))
-        changed[place] ^= 1 << chance.randrange(8)
+        file, start = chance.choice(starts)
+        changed = bytearray(files[file])
+        changed[start + chance.randrange(len(chunks[0]))] ^= 1 << chance.randrange(8)
         file.write_bytes(changed)
         restored = unison.Variable(np.ones((64, 32), np.float32))
         with pytest.raises(DataLossError, match="checksum mismatch in array 'weight"):
             Checkpoint(weight=restored).restore(path)
         np.testing.assert_array_equal(restored.numpy(), np.ones((64, 32)))
+        file.write_bytes(files[file])
 
 
 def test_a_flipped_bit_anywhere_is_an_error_or_harmless(run):
