@@ -40,6 +40,30 @@ def has_collectives(equation: jex.JaxprEqn) -> bool:
     )
 
 
+def asks_for_replica(equation: jex.JaxprEqn) -> bool:
+    """Returns whether an operation, or a function that it calls, uses the replica's index."""
+    return equation.primitive.name == "axis_index" or any(
+        asks_for_replica(inner)
+        for jaxpr in jex.jaxprs_in_params(equation.params)
+        for inner in jaxpr.eqns
+    )
+
+
+def needed_equations(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
+    """Returns the equations on which a result depends, or that have an effect.
+
+    Calls, loops and conditionals in which there are collective operations are always kept.
+    """
+    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, jex.Literal)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        has_effect = not is_collective(equation) and bool(equation.effects)
+        if has_effect or has_collectives(equation) or not needed.isdisjoint(equation.outvars):
+            kept.append(equation)
+            needed |= {atom for atom in equation.invars if not isinstance(atom, jex.Literal)}
+    return kept[::-1]
+
+
 def calls_host(jaxpr: jex.Jaxpr) -> bool:
     """Whether a traced function has host callbacks, any of which may raise.
 

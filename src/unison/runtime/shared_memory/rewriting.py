@@ -20,7 +20,14 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from unison.jaxprs import evaluate, has_collectives, inlined_body, is_collective
+from unison.jaxprs import (
+    asks_for_replica,
+    evaluate,
+    has_collectives,
+    inlined_body,
+    is_collective,
+    needed_equations,
+)
 from unison.runtime.private_jax import added_as_traced, in_scopes_of, scan_with
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange
 
@@ -169,8 +176,8 @@ class _Run:
         """
         values = _bound(closed, args)
         all_do_the_same = self._replicas_here and not self._is_in_branch
-        equations_of = _needed(closed.jaxpr) if all_do_the_same else closed.jaxpr.eqns
-        for equations in _in_groups(equations_of):
+        needed = needed_equations(closed.jaxpr) if all_do_the_same else closed.jaxpr.eqns
+        for equations in _in_groups(needed):
             values |= self._evaluated(equations, values)
         return [_value(atom, values) for atom in closed.jaxpr.outvars]
 
@@ -234,7 +241,7 @@ class _Run:
         """Whether the equation is the same in a program without tickets."""
         if is_collective(equation) or has_collectives(equation):
             return False
-        return not (self._may_fail and _asks_for_replica(equation))
+        return not (self._may_fail and asks_for_replica(equation))
 
     def _of_all_replicas(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         """Returns the outputs of an equation, or of several reductions like it."""
@@ -550,30 +557,6 @@ def _divided(
             needed |= {atom for atom in equation.invars if not isinstance(atom, jex.Literal)}
         (first if is_first else then).append(equation)
     return first[::-1], then[::-1]
-
-
-def _needed(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
-    """Returns the equations on which a result depends, or that have an effect.
-
-    Calls, loops and conditionals in which there are collective operations are always kept.
-    """
-    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, jex.Literal)}
-    kept = []
-    for equation in reversed(jaxpr.eqns):
-        has_effect = not is_collective(equation) and bool(equation.effects)
-        if has_effect or has_collectives(equation) or not needed.isdisjoint(equation.outvars):
-            kept.append(equation)
-            needed |= {atom for atom in equation.invars if not isinstance(atom, jex.Literal)}
-    return kept[::-1]
-
-
-def _asks_for_replica(equation: jex.JaxprEqn) -> bool:
-    """Returns whether an operation, or a function that it calls, uses the replica's index."""
-    return equation.primitive.name == "axis_index" or any(
-        _asks_for_replica(inner)
-        for jaxpr in jex.jaxprs_in_params(equation.params)
-        for inner in jaxpr.eqns
-    )
 
 
 def _in_groups(equations: Sequence[jex.JaxprEqn]) -> Iterator[list[jex.JaxprEqn]]:
