@@ -85,6 +85,17 @@ def inlined_body(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     return body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
 
 
+def bound_variables(closed: jex.ClosedJaxpr, args: Sequence[Any]) -> dict[jex.Var, Any]:
+    """Returns the values of a function's variables before its first equation."""
+    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    return values | dict(zip(closed.jaxpr.invars, args, strict=True))
+
+
+def value_of(atom: jex.Var | jex.Literal, values: dict[jex.Var, Any]) -> Any:
+    """Returns the value of an operand, given those of the variables."""
+    return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+
 def evaluate(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
     """Returns the results of the operation on `inputs`."""
     primitive = equation.primitive

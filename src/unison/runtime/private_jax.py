@@ -102,7 +102,7 @@ from jaxlib import _jax, xla_client
 from jaxlib.version import __version__ as jaxlib_version
 
 from unison.interrupts import is_of_a_signal_handler
-from unison.jaxprs import evaluate
+from unison.jaxprs import bound_variables, evaluate, value_of
 from unison.tracebacks import is_running, more_ends
 
 _FOLDER_OF_JAX = os.path.dirname(jax.__file__) + os.sep
@@ -227,16 +227,11 @@ def evaluated_as_traced(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
 
     In a trace, it adds the operations as they are.
     """
-    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    values |= zip(closed.jaxpr.invars, args, strict=True)
-
-    def value_of(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
+    values = bound_variables(closed, args)
     for equation in closed.jaxpr.eqns:
-        results = added_as_traced(equation, [value_of(atom) for atom in equation.invars])
-        values |= zip(equation.outvars, results, strict=True)
-    return [value_of(atom) for atom in closed.jaxpr.outvars]
+        inputs = [value_of(atom, values) for atom in equation.invars]
+        values |= zip(equation.outvars, added_as_traced(equation, inputs), strict=True)
+    return [value_of(atom, values) for atom in closed.jaxpr.outvars]
 
 
 def traceback_of(equation: Any) -> TracebackType | None:

@@ -22,11 +22,13 @@ from jax.extend import core as jex
 
 from unison.jaxprs import (
     asks_for_replica,
+    bound_variables,
     evaluate,
     has_collectives,
     inlined_body,
     is_collective,
     needed_equations,
+    value_of,
 )
 from unison.runtime.private_jax import added_as_traced, in_scopes_of, scan_with
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange
@@ -174,12 +176,12 @@ class _Run:
         Where all replicas perform the same operations, those whose results nobody needs are left
         out: tickets pass through exchanges, so XLA would keep them.
         """
-        values = _bound(closed, args)
+        values = bound_variables(closed, args)
         all_do_the_same = self._replicas_here and not self._is_in_branch
         needed = needed_equations(closed.jaxpr) if all_do_the_same else closed.jaxpr.eqns
         for equations in _in_groups(needed):
             values |= self._evaluated(equations, values)
-        return [_value(atom, values) for atom in closed.jaxpr.outvars]
+        return [value_of(atom, values) for atom in closed.jaxpr.outvars]
 
     def step(
         self, closed: jex.ClosedJaxpr, args: Sequence[Any], before: Sequence[Any]
@@ -196,7 +198,7 @@ class _Run:
             before: The results if it does not take effect; None for a result that is then
                 undefined.
         """
-        values = _bound(closed, args)
+        values = bound_variables(closed, args)
         first, then = _divided(closed.jaxpr.eqns)
         for equations in _in_groups(first):
             values |= self._evaluated(equations, values)
@@ -217,7 +219,7 @@ class _Run:
         return [
             value if chosen.get(id(atom)) is old else selected(value, old)
             for atom, value, old in zip(
-                results, (_value(atom, values) for atom in results), before, strict=True
+                results, (value_of(atom, values) for atom in results), before, strict=True
             )
         ]
 
@@ -225,7 +227,7 @@ class _Run:
         self, equations: Sequence[jex.JaxprEqn], values: dict[jex.Var, Any]
     ) -> dict[jex.Var, Any]:
         """Returns the results of an equation, or of several reductions like it."""
-        inputs = [_value(atom, values) for equation in equations for atom in equation.invars]
+        inputs = [value_of(atom, values) for equation in equations for atom in equation.invars]
         equation = equations[0]
         if self._is_local(equation):
             outputs = added_as_traced(equation, inputs)
@@ -527,16 +529,6 @@ def _whole(parts: jax.Array, like: jax.Array) -> jax.Array:
 def _axis(axes: Any) -> str:
     (axis,) = axes if isinstance(axes, tuple) else (axes,)
     return axis
-
-
-def _bound(closed: jex.ClosedJaxpr, args: Sequence[Any]) -> dict[jex.Var, Any]:
-    """Returns the values of a function's variables before its first equation."""
-    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    return values | dict(zip(closed.jaxpr.invars, args, strict=True))
-
-
-def _value(atom: jex.Var | jex.Literal, values: dict[jex.Var, Any]) -> Any:
-    return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
 def _divided(
