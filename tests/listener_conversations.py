@@ -258,7 +258,7 @@ def _of_input_dispatcher(rng: random.Random) -> list[_Frame]:
 
 
 def _of_input_worker(rng: random.Random) -> list[_Frame]:
-    request = {"iteration": 0, "most": 0, "consumer": -1, "round": -1, "trainer": ""}
+    request = {"worker": "w", "iteration": 0, "most": 0, "consumer": -1, "round": -1, "trainer": ""}
     return [_Frame(["take", request, []])] * rng.randrange(1, 4)
 
 
@@ -478,7 +478,7 @@ LISTENERS = {
     "input worker": _serving_input(
         _of_input_worker,
         "take",
-        {"iteration": -1, "most": 0, "consumer": -1, "round": -1, "trainer": ""},
+        {"worker": "w", "iteration": -1, "most": 0, "consumer": -1, "round": -1, "trainer": ""},
         "later",
     ),
     "register": Listener(

@@ -69,7 +69,7 @@ def servers():
 def input_service():
     """A dispatcher of an input service, and a worker of another one, which has nothing to do."""
     dispatcher, other = DispatchServer(), DispatchServer()
-    worker = InputWorker(WorkerConfig(other.target.split("://")[1]))
+    worker = InputWorker(WorkerConfig(other.target.split("://")[1]), "w")
     worker.wait_until_registered(20)
     found = {"input dispatcher": dispatcher.target.split("://")[1], "input worker": worker.address}
     return found, [worker, other, dispatcher]

@@ -14,7 +14,7 @@ from unison.cli import main
 from unison.data import Dataset, TextLineDataset, service
 from unison.data.service import ShardingPolicy, reading
 from unison.data.service.configuration import DispatcherConfig, WorkerConfig
-from unison.data.service.connections import Calls, Listening
+from unison.data.service.connections import Calls, Listening, connect
 from unison.data.service.worker import InputWorker
 from unison.errors import (
     DeadlineExceededError,
@@ -310,6 +310,21 @@ def test_an_iteration_goes_on_with_a_worker_that_comes_later():
         timer.start()
         assert sorted(numbers(read)) == list(range(5))
         timer.join()
+
+
+def test_a_worker_does_not_send_what_a_lost_one_at_its_address_was_asked_for():
+    with cluster(1) as made:
+        read = made.read(Dataset.range(5), ShardingPolicy.OFF, job_name="two")
+        worker = made.add_worker()
+        iterator = iter(read)
+        next(iterator)  # so that there is a task
+        with contextlib.closing(connect(worker.address, 5.0, "The worker")) as connection:
+            about = {"iteration": 0, "most": 1, "consumer": -1, "round": -1, "trainer": ""}
+            connection.send("take", worker="lost", **about)
+            assert connection.wait(10.0)
+            assert connection.receive().kind == "other"
+        found = [1] + [int(number) for number in iterator]
+    assert len(found) == 10
 
 
 def test_a_worker_that_stops_leaves_the_rest_to_the_others():

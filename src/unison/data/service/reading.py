@@ -460,7 +460,7 @@ class _Fetching:
                 if reserved is None:
                     break
                 self._reserved.append(reserved)
-                _ask(connection, self._state, reserved)
+                _ask(connection, self._state, self.id, reserved)
             if not self._reserved:
                 return False
             answer = _answer_of(connection)
@@ -516,7 +516,7 @@ class _Rounds:
             if address is not None:
                 try:
                     connection = self._connected(worker, address)
-                    _ask(connection, self._state, 1, number)
+                    _ask(connection, self._state, worker, 1, number)
                     answer = _answer_of(connection)
                     if isinstance(answer, Chunk | Exception):
                         return answer
@@ -559,10 +559,13 @@ def _connected(address: str, worker: str) -> Connection:
     return connect(address, _SECONDS_TO_CONNECT, name, lambda: False)
 
 
-def _ask(connection: Connection, state: _State, most: int, round_number: int = -1) -> None:
+def _ask(
+    connection: Connection, state: _State, worker: str, most: int, round_number: int = -1
+) -> None:
     index = state.consumer.index
     connection.send(
         "take",
+        worker=worker,
         iteration=state.iteration,
         most=most,
         consumer=-1 if index is None else index,
@@ -575,7 +578,8 @@ def _answer_of(connection: Connection) -> Chunk | Exception | str:
     """Returns elements, a worker's error, "later" or "end".
 
     Raises:
-        UnavailableError: The connection is lost, or the worker does not answer.
+        UnavailableError: The connection is lost, the worker does not answer, or another one listens
+            at its address.
     """
     if not connection.wait(_SECONDS_OF_AN_ANSWER):
         raise UnavailableError(message="Timed out: the input worker does not answer.")
@@ -584,6 +588,8 @@ def _answer_of(connection: Connection) -> Chunk | Exception | str:
         return unpacked(answer.fields, answer.arrays)
     if answer.kind in ("failed", "error"):
         return error_of(answer.fields)
+    if answer.kind == "other":
+        raise UnavailableError(message="The input worker is lost: another one has its address.")
     return answer.kind
 
 

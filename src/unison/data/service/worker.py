@@ -282,6 +282,9 @@ class InputWorker:
             raise InvalidArgumentError(
                 message=f"Expected a request for elements. Received: {message.kind[:80]!r}"
             )
+        if message["worker"] != self.id:
+            # A lost worker had this address: what it was asked for is not this one's to send.
+            return "other", (), {}
         number = int(message["iteration"])
         request = Request(
             int(message["most"]),
