@@ -348,6 +348,24 @@ def test_loss_scaling_changes_no_update(two_replicas, unscales):
         np.testing.assert_allclose(other, one, rtol=1e-2, atol=1e-3)
 
 
+def test_nadam_under_loss_scaling_updates_as_in_tensorflow(two_replicas):
+    """Its product of decays is a variable that it does not list; infinite gradients leave it."""
+    x = np.sin(np.arange(64, dtype="float32")).reshape(16, 4)
+    y = x.sum(axis=1, keepdims=True)
+    y[8:12] = np.inf
+    with two_replicas.scope():
+        kernel = tf.keras.initializers.Constant(0.2)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer=kernel)])
+        inner = tf.keras.optimizers.Nadam(0.1)
+        model.compile(tf.keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2), "mse")
+    model.fit(x, y, 4, 3, verbose=0, shuffle=False)
+    # TensorFlow 2.21, one device.
+    assert float(inner._u_product) == pytest.approx(0.003277799114584923, rel=1e-6)
+    assert float(model.optimizer.dynamic_scale) == 32768.0
+    expected = [0.6789830327033997, 0.7875153422355652, 0.7811574935913086, 0.6592820882797241]
+    assert_close(model.get_weights()[0].ravel(), np.float32(expected))
+
+
 def test_a_scale_that_overflows_is_halved_and_nothing_is_updated(two_replicas):
     weights, scale = trained_in_half_precision(
         lambda step: two_replicas.run(step, args=(halves(X), halves(Y))),

@@ -296,6 +296,22 @@ def test_a_step_that_adds_to_keras_own(strategy):
         np.testing.assert_allclose(ours, alone, rtol=2e-5, atol=2e-6)
 
 
+def test_a_step_may_read_a_variable_in_a_branch_only(strategy):
+    with strategy.scope():
+        gain = tf.Variable(3.0)
+
+    class Scaled(tf.keras.Model):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            return {"gain": tf.cond(logs["loss"] > 0.0, lambda: gain * 2.0, lambda: 1.0)}
+
+    with strategy.scope():
+        inputs = tf.keras.Input((3,))
+        model = Scaled(inputs, tf.keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+    assert model.fit(X, Y, BATCH, 1, verbose=0).history["gain"] == [6.0]
+
+
 def test_a_step_may_leave_compiled_metrics_alone(strategy):
     class Silent(tf.keras.Model):
         def train_step(self, data):

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from unison.branches import switch
 from unison.collectives import aggregate
 from unison.collectives.presence import present_anywhere
 from unison.compression import LocalTraining
@@ -42,6 +43,8 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     if "apply" in vars(optimizer):
         return
     apply, stateless_apply = optimizer.apply, optimizer.stateless_apply
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        stateless_apply = functools.partial(_apply_if_finite, optimizer, stateless_apply)
     scale_loss = optimizer.scale_loss
     add_slot = optimizer.add_variable_from_reference
 
@@ -70,7 +73,7 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
                 return apply_statelessly(optimizer, stateless_apply, summed, trainable_variables)
             return apply(summed, trainable_variables)
 
-    @functools.wraps(stateless_apply)
+    @functools.wraps(optimizer.stateless_apply)
     @jax.named_scope(UPDATE)
     def stateless_apply_global(
         optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Any
@@ -171,6 +174,29 @@ def apply_statelessly(
         variable.assign(value)
     for variable, value in zip(optimizer.variables, new_variables, strict=True):
         variable.assign(value)
+
+
+def _apply_if_finite(
+    optimizer: keras.optimizers.LossScaleOptimizer,
+    stateless_apply: Callable[..., Any],
+    optimizer_variables: Sequence[Any],
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any],
+) -> Any:
+    """`optimizer.stateless_apply`, also if the inner one assigns a variable that it does not list.
+
+    Nadam has one. What is assigned in a `jax.lax.cond`, which Keras takes, exists only there.
+    """
+    if current_lift() is None or not optimizer.built:
+        return stateless_apply(optimizer_variables, grads, trainable_variables)
+    state, weights = optimizer_variables, trainable_variables
+    return switch(
+        optimizer.check_finite(grads),
+        [
+            lambda: optimizer._stateless_handle_non_finite_grads(state, weights),
+            lambda: optimizer._stateless_handle_finite_grads(state, grads, weights),
+        ],
+    )
 
 
 def _compresses(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -272,9 +272,9 @@ class NotingLift(Lift):
         #: An ordered set.
         self.touched: dict[Cell, None] = {}
 
-    def read(self, cell: Cell) -> jax.Array:
+    def own_copy(self, cell: Cell) -> jax.Array:  # called by reads, those of branches too
         self.touched[cell] = None
-        return super().read(cell)
+        return super().own_copy(cell)
 
     def assign(self, cell: Cell, value: jax.Array) -> None:
         self.touched[cell] = None
