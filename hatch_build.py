@@ -1,10 +1,10 @@
-"""Builds the compiled part of the package: collective operations through memory and sockets.
+"""Builds the compiled parts of the package: collective operations, and the scaling of images.
 
-One library serves every supported Python and JAX, since it is loaded by `ctypes` and its headers
-are the oldest (see `build-system` in pyproject.toml), and every glibc from 2.28 on, since it has
+A library serves every supported Python and JAX, since it is loaded by `ctypes` and its headers are
+the oldest (see `build-system` in pyproject.toml), and every glibc from 2.28 on, since it has
 libstdc++ inside and imports no newer symbol. Where the linker cannot do that, the library and its
-wheel are for this machine. Without a C++ compiler the package is built without it, and processes
-of a machine talk by sockets; a library that is there and fits its source stays in use.
+wheel are for this machine. Without a C++ compiler the package is built without them; a library that
+is there and fits its source stays in use.
 """
 
 import hashlib
@@ -20,7 +20,15 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = Path("src/unison/runtime/shared_memory")
+# The sources, each with what is used in place of its library. `NAME.cc` becomes `_NAME.so`.
+SOURCES = {
+    "src/unison/runtime/shared_memory/exchange.cc": "Processes of a machine will talk by sockets, "
+    "and not through shared memory.",
+    "src/unison/tf/scaling.cc": "Images will be resized by NumPy.",
+}
+
+# What a library shows.
+SHOWN = "src/unison/native.map"
 
 # What the platform tag manylinux_2_28 allows: https://peps.python.org/pep-0600/.
 NEWEST = {b"GLIBC": (2, 28), b"GCC": (7, 0)}
@@ -31,29 +39,35 @@ PORTABLE = ("-static-libstdc++", "-l:libgcc.a")
 
 
 class BuildHook(BuildHookInterface):
-    """Compiles `exchange.cc`, and what it includes, for wheels and for editable installations."""
+    """Compiles the sources, and what they include, for wheels and for editable installations."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or not sys.platform.startswith("linux"):
             return
-        folder = Path(self.root, FOLDER)
-        library = folder / "_exchange.so"
-        parts = [*sorted(folder.glob("*.cc")), *sorted(folder.glob("*.h"))]
-        source = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
-        problem = self._compile(folder, library, source)
-        if problem and not (library.exists() and source.encode() in library.read_bytes()):
-            self.app.display_warning(
-                f"{problem} Processes of a machine will talk by sockets, and not through shared "
-                "memory."
-            )
-            return
-        if problem:
-            self.app.display_warning(f"{problem} {library}, which fits its source, stays in use.")
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform_tag(library.read_bytes())}"
-        build_data["artifacts"].append(str(FOLDER / library.name))
+        built = [self._built(Path(self.root, source)) for source in SOURCES]
+        libraries = [library for library in built if library is not None]
+        if libraries:
+            build_data["pure_python"] = False
+            tag = platform_tag(b"".join(library.read_bytes() for library in libraries))
+            build_data["tag"] = f"py3-none-{tag}"
+            build_data["artifacts"] += [str(each.relative_to(self.root)) for each in libraries]
 
-    def _compile(self, folder: Path, library: Path, source: str) -> str:
+    def _built(self, source: Path) -> Path | None:
+        """Returns the library of a source; None, with a warning, where it could not be built."""
+        library = source.with_name(f"_{source.stem}.so")
+        parts = [*sorted(source.parent.glob("*.cc")), *sorted(source.parent.glob("*.h"))]
+        digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
+        problem = self._compile(source, library, digest)
+        if not problem:
+            return library
+        if library.exists() and digest.encode() in library.read_bytes():
+            self.app.display_warning(f"{problem} {library}, which fits its source, stays in use.")
+            return library
+        otherwise = SOURCES[str(source.relative_to(self.root))]
+        self.app.display_warning(f"{problem} {otherwise}")
+        return None
+
+    def _compile(self, source: Path, library: Path, digest: str) -> str:
         """Replaces `library`, or returns why it could not and leaves it alone."""
         compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
         if shutil.which(compiler[0]) is None:
@@ -65,11 +79,12 @@ class BuildHook(BuildHookInterface):
             *compiler,
             *("-O3", "-std=c++17", "-fwrapv", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare"),
             *("-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-Wl,--strip-all"),
-            *("-DNDEBUG", f'-DUNISON_EXCHANGE_SOURCE="{source}"'),
+            "-ffp-contract=off",  # the same numbers on every processor
+            *("-DNDEBUG", f'-DUNISON_SOURCE="{digest}"'),
             *("-isystem", str(Path(jaxlib.__file__).parent / "include")),
-            f"-Wl,--version-script={folder / 'exchange.map'}",
+            f"-Wl,--version-script={Path(self.root, SHOWN)}",
             *("-o", str(fresh)),
-            str(folder / "exchange.cc"),
+            str(source),
         ]
         try:
             # Some systems have no static libstdc++; there the compiler's complaint comes first, and
@@ -80,14 +95,14 @@ class BuildHook(BuildHookInterface):
                     return ""
         finally:
             fresh.unlink(missing_ok=True)
-        return f"{folder / 'exchange.cc'} could not be compiled by {compiler[0]}."
+        return f"{source} could not be compiled by {compiler[0]}."
 
 
-def platform_tag(library: bytes) -> str:
-    """The tag of a wheel with this library: manylinux where its symbols are old enough."""
+def platform_tag(libraries: bytes) -> str:
+    """The tag of a wheel with these libraries: manylinux where their symbols are old enough."""
     own = sysconfig.get_platform().translate(str.maketrans("-.", "__"))
-    versions = re.findall(rb"\0(GLIBC|GCC)_(\d+)\.(\d+)", library)
-    is_portable = b"libstdc++.so" not in library and all(
+    versions = re.findall(rb"\0(GLIBC|GCC)_(\d+)\.(\d+)", libraries)
+    is_portable = b"libstdc++.so" not in libraries and all(
         (int(major), int(minor)) <= NEWEST[name] for name, major, minor in versions
     )
     if not versions or not is_portable:

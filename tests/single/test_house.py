@@ -23,6 +23,7 @@ FLOORS = (
     "thread_local",
     "thread_pool",
     "names",
+    "native",
     "storage",
     "net",
     "partitioning",

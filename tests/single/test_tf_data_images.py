@@ -2,6 +2,7 @@
 
 import base64
 import io
+import shutil
 import threading
 
 import jax
@@ -11,8 +12,13 @@ import pytest
 
 import unison.tf as tf
 from unison.errors import InvalidArgumentError, NotFoundError
-from unison.tf import image, image_files, pending
-from unison.tf.image_scaling import scaling_terms
+from unison.tf import image, image_files, image_scaling, pending
+from unison.tf.image_scaling import (
+    PixelFunction,
+    scaled_by_numpy,
+    scaled_on_host,
+    scaling_terms,
+)
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -380,3 +386,80 @@ def test_an_image_that_is_much_smaller_is_a_product_of_matrices():
     text = jax.jit(lambda x: tf.image.resize(x, [4, 5], "lanczos5", antialias=True)).lower(image)
     assert text.as_text().count("stablehlo.dot_general") == 2
     assert resized.shape == (4, 5, 3)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="the library needs a C++ compiler")
+def test_the_compiled_library_is_used():
+    assert image_scaling._library() is not None
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64", "float16"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+def test_images_are_scaled_alike_with_and_without_a_compiler(channels, dtype):
+    rng = np.random.default_rng(channels)
+    for method in ("bilinear", "bicubic", "lanczos3", "area", "gaussian"):
+        for (height, width), (rows, columns), antialias in [
+            ((97, 64), (40, 150), False),
+            ((64, 131), (70, 30), True),
+            ((80, 80), (1, 81), False),
+        ]:
+            # A part of a larger image: neither its rows nor its values lie side by side.
+            image = rng.integers(0, 255, (height + 2, 2 * width, channels)).astype(dtype)[1:-1, ::2]
+            down = scaling_terms(height, rows, method, antialias)
+            across = scaling_terms(width, columns, method, antialias)
+            if down is not None and across is not None:
+                found = scaled_on_host(image, down, across)
+                assert found.dtype == np.float32
+                np.testing.assert_array_equal(found, scaled_by_numpy(image, down, across))
+
+
+def test_functions_of_pixels_are_computed_alike_with_and_without_a_compiler():
+    functions = [
+        PixelFunction("multiply", 1 / 255),
+        PixelFunction("subtract", 0.4, is_first=True),
+        PixelFunction("divide", 0.3),
+        PixelFunction("subtract", 1e-3),
+        PixelFunction("add", 0.7, is_first=True),
+    ]
+    rng = np.random.default_rng(0)
+    down, across = scaling_terms(90, 40, "bilinear", False), scaling_terms(64, 70, "area", False)
+    for dtype in ("uint8", "uint16", "float32"):
+        image = rng.integers(0, 255, (90, 64, 3)).astype(dtype)
+        before = image.copy()
+        expected = scaled_by_numpy(image, down, across, functions)
+        np.testing.assert_array_equal(scaled_on_host(image, down, across, functions), expected)
+        np.testing.assert_array_equal(image, before)
+
+
+@pytest.mark.parametrize("size", [[20, 24], [16, 20]], ids=["another size", "the file's"])
+@pytest.mark.parametrize("method", ["bilinear", "nearest", "lanczos5"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pixels: tf.cast(pixels, tf.float32) / 127.5 - 1,
+        lambda pixels: 3 - 2 * tf.cast(pixels, tf.float32),
+        lambda pixels: tf.cast(tf.cast(pixels, tf.float16) * 0.1, tf.float32) + 1,
+        lambda pixels: tf.cast(pixels, tf.float16) + 1,
+        lambda pixels: tf.cast(tf.cast(pixels, tf.float32) * 0.1, tf.float16),
+        lambda pixels: tf.image.convert_image_dtype(pixels, tf.float32),
+        lambda pixels: pixels,
+    ],
+    ids=["scaled", "from a number", "after half", "half", "to half", "converted", "bytes"],
+)
+def test_pixels_that_are_changed_before_they_are_resized(change, method, size):
+    def function(file):
+        return tf.image.resize(change(tf.io.decode_jpeg(file)), size, method)
+
+    (found,) = tf.data.Dataset.from_tensor_slices([FILE]).map(function)
+    expected = function(tf.constant(FILE))
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_not_finite_is_scaled_alike_with_and_without_a_compiler():
+    image = np.zeros((40, 40, 3), np.float32)
+    image[3, 5], image[20, 7], image[30] = np.nan, np.inf, -0.0
+    down, across = scaling_terms(40, 17, "bilinear", False), scaling_terms(40, 61, "bicubic", False)
+    with np.errstate(invalid="ignore"):
+        expected = scaled_by_numpy(image, down, across)
+    np.testing.assert_array_equal(scaled_on_host(image, down, across), expected)

@@ -15,10 +15,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = "unison/runtime/shared_memory"
 LIBRARY = f"{FOLDER}/_exchange.so"
+SCALING = "unison/tf/_scaling.so"
 MACHINE = sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="the compiled part is for Linux"
+    not sys.platform.startswith("linux"), reason="the compiled parts are for Linux"
 )
 
 
@@ -32,16 +33,17 @@ def static_libstdcxx() -> bool:
 
 @pytest.fixture
 def checkout(tmp_path):
-    """What a wheel is built from, of a package with little in it but the compiled part."""
+    """What a wheel is built from, of a package with little in it but the compiled parts."""
     folder = tmp_path / "checkout"
     package = folder / "src" / "unison"
-    (package / "runtime").mkdir(parents=True)
+    for room in ("runtime", "tf"):
+        (package / room).mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder)
     for hook in ROOT.glob("hatch_*.py"):
         shutil.copy(hook, folder)
-    for name in ("__init__.py", "py.typed"):
-        shutil.copy(ROOT / "src" / "unison" / name, package)
+    for name in ("__init__.py", "py.typed", "native.map", "tf/scaling.cc"):
+        shutil.copy(ROOT / "src" / "unison" / name, package / name)
     shutil.copytree(
         ROOT / "src" / FOLDER,
         folder / "src" / FOLDER,
@@ -77,20 +79,21 @@ def wheel_of(checkout: Path, compiler: str | None = None) -> tuple[str, dict[str
 def test_a_wheel_serves_every_python_and_every_glibc_from_2_28_on(checkout):
     tag, files = wheel_of(checkout)
     assert tag == MACHINE.replace("linux", "manylinux_2_28")
-    assert LIBRARY in files
+    assert {LIBRARY, SCALING} <= files.keys()
 
 
-def test_a_wheel_has_the_licence_the_types_and_the_source_of_the_compiled_part(checkout):
+def test_a_wheel_has_the_licence_the_types_and_the_sources_of_the_compiled_parts(checkout):
     _, files = wheel_of(checkout, compiler="missing")
     names = {name.partition("/")[2] if ".dist-info/" in name else name for name in files}
-    assert {"licenses/LICENSE", "unison/py.typed", f"{FOLDER}/exchange.cc"} <= names
+    sources = {f"{FOLDER}/exchange.cc", "unison/tf/scaling.cc", "unison/native.map"}
+    assert {"licenses/LICENSE", "unison/py.typed", *sources} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]
 
 
 def test_without_a_compiler_the_wheel_is_pure(checkout):
     tag, files = wheel_of(checkout, compiler="missing")
     assert tag == "any"
-    assert LIBRARY not in files
+    assert not files.keys() & {LIBRARY, SCALING}
 
 
 def built_library(folder: Path) -> bytes:

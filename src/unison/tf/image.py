@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from unison.tf.image_files import (
 )
 from unison.tf.image_quality import halved, product_of_scales, structural_similarities
 from unison.tf.image_scaling import (
+    Terms,
     nearest_pixels,
     scaled,
     scaled_by_products,
@@ -40,7 +41,7 @@ from unison.tf.image_scaling import (
     scaling_weights,
 )
 from unison.tf.missing import names_missing_from
-from unison.tf.pending import PendingImage
+from unison.tf.pending import PendingImage, PixelStep, computed, with_functions_apart
 from unison.tf.random_keys import key_of, next_key
 from unison.tf.tensor_spec import is_symbolic_size
 from unison.tf.tensors import cast, convert_to_tensor, saturate_cast, sizes
@@ -215,7 +216,9 @@ def resize(
     if isinstance(images, PendingImage) and not preserve_aspect_ratio:
         rows, columns = sizes(size)
         return images.resized(
-            lambda pixels: _resized(pixels, rows, columns, ResizeMethod(method), antialias)
+            lambda pixels, steps: _resized_after(
+                steps, pixels, rows, columns, ResizeMethod(method), antialias
+            )
         )
     images = _image(images)
     height, width = images.shape[-3:-1]
@@ -239,7 +242,7 @@ def _is_for_cpu() -> bool:
 
 def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antialias: bool) -> Any:
     """Returns images, an array of NumPy's or JAX's, in another size; see `resize`."""
-    height, width, channels = images.shape[-3:]
+    height, width = images.shape[-3:-1]
     lengths = ((height, rows), (width, columns))
     if method == ResizeMethod.NEAREST_NEIGHBOR:
         at = [nearest_pixels(before, after) for before, after in lengths]
@@ -247,22 +250,48 @@ def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antiali
     if (rows, columns) == (height, width):
         return images.astype(jnp.float32)
     is_on_host = isinstance(images, np.ndarray)
-    if not any(map(is_symbolic_size, (height, width, rows, columns))):
-        down = scaling_terms(height, rows, method.value, antialias)
-        across = scaling_terms(
-            width, columns, method.value, antialias, channels if is_on_host else 1
-        )
-        if down is not None and across is not None and is_on_host and images.ndim == 3:
-            return scaled_on_host(images, down, across)
-        if down is not None and across is not None and not is_on_host and _is_for_cpu():
-            rows_scaled = scaled(images.astype(jnp.float32), images.ndim - 3, down)
-            return scaled(rows_scaled, images.ndim - 2, across)
+    terms = _terms(lengths, method, antialias)
+    if terms is not None and is_on_host and images.ndim == 3:
+        return scaled_on_host(images, *terms)
+    if terms is not None and not is_on_host and _is_for_cpu():
+        down, across = terms
+        rows_scaled = scaled(images.astype(jnp.float32), images.ndim - 3, down)
+        return scaled(rows_scaled, images.ndim - 2, across)
     xp = np if is_on_host else jnp
     of_rows, of_columns = (
         xp.asarray(scaling_weights(before, after, method.value, antialias), np.float32)
         for before, after in lengths
     )
     return scaled_by_products(images.astype(np.float32), of_rows, of_columns)
+
+
+def _terms(
+    lengths: Sequence[tuple[Any, Any]], method: ResizeMethod, antialias: bool
+) -> tuple[Terms, Terms] | None:
+    """Returns the terms of the height and the width; None if they are many, or not known."""
+    if any(is_symbolic_size(length) for pair in lengths for length in pair):
+        return None
+    down, across = (scaling_terms(*pair, method.value, antialias) for pair in lengths)
+    return None if down is None or across is None else (down, across)
+
+
+def _resized_after(
+    steps: Sequence[PixelStep],
+    pixels: np.ndarray,
+    rows: int,
+    columns: int,
+    method: ResizeMethod,
+    antialias: bool,
+) -> np.ndarray:
+    """Returns the pixels of an image file in another size, after steps that were put off."""
+    height, width = pixels.shape[-3:-1]
+    is_scaled = method != ResizeMethod.NEAREST_NEIGHBOR and (rows, columns) != (height, width)
+    if is_scaled and pixels.ndim == 3:
+        terms = _terms(((height, rows), (width, columns)), method, antialias)
+        before, functions = with_functions_apart(steps)
+        if terms is not None:
+            return scaled_on_host(computed(before, pixels), *terms, functions)
+    return _resized(computed(steps, pixels), rows, columns, method, antialias)
 
 
 def resize_with_pad(

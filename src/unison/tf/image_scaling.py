@@ -6,16 +6,22 @@ symbol, in the layers of a model of unknown sizes.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.native import loaded_library
 from unison.tf.tensor_spec import is_symbolic_size
+
+logger = logging.getLogger("unison")
 
 #: NumPy, or JAX's module of the same functions.
 _Module = Any
@@ -24,6 +30,11 @@ _Module = Any
 #: so many pixels a term.
 _MOST_TERMS = 16
 _PIXELS_OF_A_TERM = 4
+
+_FILE = Path(__file__).with_name("_scaling.so")
+
+#: The most values of a pixel for which the library is made.
+_MOST_CHANNELS = 4
 
 
 def nearest_pixels(before: Any, after: Any) -> Any:
@@ -71,9 +82,7 @@ class Terms(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def scaling_terms(
-    before: int, after: int, method: str, antialias: bool, channels: int = 1
-) -> Terms | None:
+def scaling_terms(before: int, after: int, method: str, antialias: bool) -> Terms | None:
     """Returns the terms of the new pixels of an axis; None if they are many.
 
     Args:
@@ -81,7 +90,6 @@ def scaling_terms(
         after: Likewise.
         method: Likewise.
         antialias: Likewise.
-        channels: The number of values of a pixel, each of which the terms are for.
     """
     weights = scaling_weights(before, after, method, antialias)
     count = max(int(np.count_nonzero(weights, axis=1).max(initial=1)), 1)
@@ -90,8 +98,7 @@ def scaling_terms(
     # The weights that are not zero come first; then the pixels are put in order again.
     places = np.sort(np.argpartition(weights == 0, count - 1, axis=1)[:, :count], axis=1)
     parts = np.take_along_axis(weights, places, axis=1).astype(np.float32)
-    values = places[:, None] * channels + np.arange(channels)[:, None]
-    return Terms(values.reshape(-1, count), parts.repeat(channels, axis=0))
+    return Terms(np.ascontiguousarray(places, np.int64), np.ascontiguousarray(parts))
 
 
 def scaled(images: jax.Array, axis: int, terms: Terms) -> jax.Array:
@@ -105,25 +112,117 @@ def scaled(images: jax.Array, axis: int, terms: Terms) -> jax.Array:
     )
 
 
-def scaled_on_host(image: np.ndarray, down: Terms, across: Terms) -> np.ndarray:
+class PixelFunction(NamedTuple):
+    """A function of each value of an image of float32, and a number.
+
+    Attributes:
+        name: NumPy's name of the function: "add", "subtract", "multiply" or "divide".
+        number: The number.
+        is_first: Whether the number is the first operand.
+    """
+
+    name: str
+    number: float
+    is_first: bool = False
+
+
+#: The numbers of the functions in `scaling.cc`: of a pixel and a number, and the other way around.
+_FUNCTIONS = {
+    ("add", False): 0,
+    ("add", True): 0,
+    ("subtract", False): 1,
+    ("subtract", True): 2,
+    ("multiply", False): 3,
+    ("multiply", True): 3,
+    ("divide", False): 4,
+}
+
+
+def scaled_on_host(
+    image: np.ndarray,
+    down: Terms,
+    across: Terms,
+    functions: Sequence[PixelFunction] = (),
+) -> np.ndarray:
     """Returns an image `[height, width, channels]` in another size, as float32.
 
-    It is computed as by `scaled`, and makes few arrays: new memory costs more than arithmetic.
+    It is computed as by `scaled`, in one pass by the compiled library where it was built.
 
     Args:
         image: The image.
         down: The terms of its height.
-        across: Those of its width, for each channel.
+        across: Those of its width.
+        functions: What is computed of its values, as float32, before.
     """
+    _, width, channels = image.shape
+    library = _library()
+    if library is None or not 1 <= channels <= _MOST_CHANNELS:
+        return scaled_by_numpy(image, down, across, functions)
+    kinds, numbers = _packed(tuple(functions))
+    pixels = np.ascontiguousarray(image, None if image.dtype == np.uint8 else np.float32)
+    result = np.empty((len(down.places), len(across.places), channels), np.float32)
+    room = np.empty(2 * width * channels + _MOST_CHANNELS, np.float32)
+    library.unison_scaling_scale(
+        *(pixels.ctypes.data, pixels.dtype == np.uint8, width * channels, channels),
+        *(kinds.ctypes.data, numbers.ctypes.data, len(kinds)),
+        *(down.places.ctypes.data, down.weights.ctypes.data, *down.places.shape),
+        *(across.places.ctypes.data, across.weights.ctypes.data, *across.places.shape),
+        *(room.ctypes.data, result.ctypes.data),
+    )
+    return result
+
+
+@functools.lru_cache(maxsize=64)
+def _packed(given: tuple[PixelFunction, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the library's numbers of functions, and their operands."""
+    with np.errstate(over="ignore"):
+        numbers = np.array([each.number for each in given]).astype(np.float32)
+    return np.array([_FUNCTIONS[each.name, each.is_first] for each in given], np.uint8), numbers
+
+
+def scaled_by_numpy(
+    image: np.ndarray, down: Terms, across: Terms, functions: Sequence[PixelFunction] = ()
+) -> np.ndarray:
+    """`scaled_on_host` without a compiler. It makes few arrays: memory costs more than sums."""
+    if functions:
+        image = image.astype(np.float32)
+    with np.errstate(all="ignore"):  # as in a program
+        for name, number, is_first in functions:
+            pair = (number, image) if is_first else (image, number)
+            getattr(np, name)(*pair, out=image)
+    channels = image.shape[-1]
+    values = across.places[:, None] * channels + np.arange(channels)[:, None]
+    of_values = Terms(values.reshape(-1, values.shape[-1]), across.weights.repeat(channels, axis=0))
     pixels = image.reshape(len(image), -1)
-    for axis, terms in enumerate((down, across)):
+    for axis, terms in enumerate((down, of_values)):
         total: Any = None
         for at, weights in zip(terms.places.T, terms.weights.T, strict=True):
             term = pixels.take(at, axis).astype(np.float32, copy=False)
             term *= weights if axis else weights[:, None]
             total = term if total is None else np.add(total, term, out=total)
         pixels = total
-    return pixels.reshape(len(pixels), -1, image.shape[-1])
+    return pixels.reshape(len(pixels), -1, channels)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """Returns the library of `scaling.cc`; None if it was not built, or cannot be used."""
+    try:
+        library = loaded_library(_FILE)
+    except (OSError, RuntimeError) as error:
+        logger.debug("Images are resized by NumPy: %s cannot be used: %s", _FILE, error)
+        return None
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    terms = (pointer, pointer, size, size)
+    library.unison_scaling_scale.restype = None
+    library.unison_scaling_scale.argtypes = [
+        *(pointer, ctypes.c_int, size, size),
+        *(pointer, pointer, size),
+        *terms,
+        *terms,
+        *(pointer, pointer),
+    ]
+    return library
 
 
 def scaled_by_products(images: Any, of_rows: Any, of_columns: Any) -> Any:

@@ -24,6 +24,7 @@ import numpy as np
 from unison.data.structure import Structure, flatten
 from unison.eager_fallback import NeedsPythonError
 from unison.tf import dtypes
+from unison.tf.image_scaling import PixelFunction
 from unison.tf.tensor_spec import TensorShape
 from unison.thread_pool import ThreadPool
 
@@ -80,7 +81,7 @@ _OPERATORS = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "tru
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
+class PixelStep:
     """A function of each pixel.
 
     Attributes:
@@ -107,6 +108,24 @@ class _Step:
         pair = (self.other, pixels) if self.is_first else (pixels, self.other)
         with np.errstate(all="ignore"):  # as in a program
             return getattr(np, self.name)(*pair, out=pixels)
+
+
+def computed(steps: Sequence[PixelStep], pixels: np.ndarray) -> np.ndarray:
+    """Returns the pixels after `steps`; some of them may overwrite an array of floats."""
+    for step in steps:
+        pixels = step.on_host(pixels)
+    return pixels
+
+
+def with_functions_apart(
+    steps: Sequence[PixelStep],
+) -> tuple[Sequence[PixelStep], list[PixelFunction]]:
+    """Returns `steps` without what is computed in float32 at last; and that, for any pixels."""
+    casts = [index for index, step in enumerate(steps) if step.name == "astype"]
+    if not casts or steps[casts[-1]].other != np.float32:
+        return steps, []
+    last = [PixelFunction(step.name, step.other, step.is_first) for step in steps[casts[-1] + 1 :]]
+    return steps[: casts[-1]], last
 
 
 class DifferentSizesError(ValueError):
@@ -166,7 +185,7 @@ class PendingImage:
     __array_priority__ = 200
 
     def __init__(
-        self, file: _File, dtype: np.dtype, shape: TensorShape, steps: tuple[_Step, ...] = ()
+        self, file: _File, dtype: np.dtype, shape: TensorShape, steps: tuple[PixelStep, ...] = ()
     ):
         self._file = file
         self._steps = steps
@@ -205,23 +224,20 @@ class PendingImage:
     def astype(self, dtype: Any) -> Any:
         """Returns the pixels in another dtype."""
         if np.issubdtype(dtype, np.floating):
-            return self._then(_Step("astype", np.dtype(dtype)), np.dtype(dtype))
+            return self._then(PixelStep("astype", np.dtype(dtype)), np.dtype(dtype))
         return self.tensor().astype(dtype)
 
-    def _then(self, step: _Step, dtype: np.dtype) -> PendingImage:
+    def _then(self, step: PixelStep, dtype: np.dtype) -> PendingImage:
         return PendingImage(self._file, dtype, self.shape, (*self._steps, step))
 
-    def resized(self, function: Callable[[np.ndarray], np.ndarray]) -> Any:
-        """Returns the program's form of what brings images to one size."""
+    def resized(self, function: Callable[[np.ndarray, Sequence[PixelStep]], np.ndarray]) -> Any:
+        """Returns the program's form of what brings images to one size.
+
+        Args:
+            function: Takes the pixels of an image, and the steps that are left to do with them.
+        """
         decoded, steps = self._file.pixels, self._steps
-
-        def result(content: bytes) -> np.ndarray:
-            pixels = decoded(content, True)
-            for step in steps:
-                pixels = step.on_host(pixels)
-            return function(pixels)
-
-        return self._file.content.each(result)
+        return self._file.content.each(lambda content: function(decoded(content, True), steps))
 
     def tensor(self) -> Any:
         """Returns the program's form of the images of a block, which must be of one size."""
@@ -234,7 +250,7 @@ class PendingImage:
         """Returns the result of a function of the pixels and a number or a tensor."""
         is_number = isinstance(other, int | float) and not isinstance(other, bool)
         if is_number and np.issubdtype(self.dtype, np.floating):
-            return self._then(_Step(name, other, is_first), self.dtype)
+            return self._then(PixelStep(name, other, is_first), self.dtype)
         pair = (other, self.tensor()) if is_first else (self.tensor(), other)
         return getattr(operator, _OPERATORS[name])(*pair)
 

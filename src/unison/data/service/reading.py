@@ -578,8 +578,7 @@ def _answer_of(connection: Connection) -> Chunk | Exception | str:
     """Returns elements, a worker's error, "later" or "end".
 
     Raises:
-        UnavailableError: The connection is lost, the worker does not answer, or another one listens
-            at its address.
+        UnavailableError: The connection or the worker is lost, or the worker does not answer.
     """
     if not connection.wait(_SECONDS_OF_AN_ANSWER):
         raise UnavailableError(message="Timed out: the input worker does not answer.")

@@ -371,7 +371,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(unison_exchange_in_process, unison::exchange_in_pr
 extern "C" {
 
 // Returns the digest of the sources that this was built from.
-const char* unison_exchange_source() { return UNISON_EXCHANGE_SOURCE; }
+const char* unison_exchange_source() { return UNISON_SOURCE; }
 
 // Returns the version of XLA's FFI that this was built for. A jaxlib that has an older one refuses the
 // operation, and with it the whole CPU backend.

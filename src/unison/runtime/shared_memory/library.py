@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-import hashlib
 import logging
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from unison.native import loaded_library
 from unison.runtime.cores import available_cores
 
 logger = logging.getLogger("unison")
@@ -137,12 +137,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _loaded() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(_FILE))
-    loaded.unison_exchange_source.restype = ctypes.c_char_p
-    sources = [*sorted(_FILE.parent.glob("*.cc")), *sorted(_FILE.parent.glob("*.h"))]
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    if loaded.unison_exchange_source() != digest.encode():
-        raise RuntimeError("it was built from another exchange.cc")
+    loaded = loaded_library(_FILE)
     needed, offered = _version_of(loaded), _version_of_jaxlib()
     if needed > offered:
         raise RuntimeError(
