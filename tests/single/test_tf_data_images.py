@@ -234,8 +234,8 @@ def test_blocks_are_not_tried_for_ever_where_sizes_differ(monkeypatch):
     dataset = tf.data.Dataset.from_tensor_slices(SEVERAL * 4).map(counted).padded_batch(3)
     assert sum(len(batch) for batch in dataset) == 36
     blocks = []
-    stacked = pending._stacked
-    monkeypatch.setattr(pending, "_stacked", lambda results: blocks.append(1) or stacked(results))
+    stack = pending._Stack
+    monkeypatch.setattr(pending, "_Stack", lambda count: blocks.append(1) or stack(count))
     assert sum(len(batch) for batch in dataset) == 36
     assert not blocks
 

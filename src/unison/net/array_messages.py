@@ -26,6 +26,7 @@ from unison.net.proof import sign, verified
 from unison.net.secret import key
 from unison.net.slots import MOST_SLOTS, Inbox, Outbox
 from unison.net.tls import Stream
+from unison.storage.alignment import ALIGNMENT, aligned, aligned_empty
 from unison.storage.decoding import dtype_named
 from unison.storage.memory_left import memory_in_words, memory_left
 
@@ -34,8 +35,6 @@ from unison.storage.memory_left import memory_in_words, memory_left
 _BEGINNING = struct.Struct("<Ii")
 #: The kinds of the dtypes of arrays: numbers and times, which are plain bytes.
 _KINDS = "biufcmM"
-#: Arrays start at multiples of this, so that JAX can use them without a copy.
-_ALIGNMENT = 64
 #: The maximum number of buffers in one system call.
 _MOST_BUFFERS = 512
 _LONGEST_HEADER = 1 << 26
@@ -147,7 +146,7 @@ class Connection:
         """
         parts = [_native(np.asarray(array)) for array in arrays]
         described = [[part.dtype.name, part.shape] for part in parts]
-        size = sum(_aligned(part.nbytes) for part in parts)
+        size = sum(aligned(part.nbytes) for part in parts)
         with self._sending:
             found = None if are_kept or self._outbox is None else self._outbox.slot(size)
             slot, file = found or (None, None)
@@ -189,7 +188,7 @@ class Connection:
             except (ValueError, TypeError, OverflowError, RecursionError, OSError) as error:
                 raise self._gone(f"it has sent an invalid message ({error})") from error
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
-        size = sum(map(_aligned, sizes))
+        size = sum(map(aligned, sizes))
         if slot < 0:
             data = self._receive_arrays(kind, size, kinds)
         else:
@@ -199,7 +198,7 @@ class Connection:
         start = 0
         for (dtype, shape), own in zip(kinds, sizes, strict=True):
             arrays.append(data[start : start + own].view(dtype).reshape(shape))
-            start += _aligned(own)
+            start += aligned(own)
         return Message(kind, fields, arrays)
 
     def wait(self, seconds: float | None) -> bool:
@@ -326,9 +325,7 @@ class Connection:
 
     def _receive_bytes(self, count: int) -> np.ndarray:
         """Returns the next bytes, in memory that is aligned."""
-        memory = np.empty(count + _ALIGNMENT, np.uint8)
-        start = -memory.ctypes.data % _ALIGNMENT
-        data = memory[start : start + count]
+        data = aligned_empty((count,), np.dtype(np.uint8))
         view = memoryview(data.data)
         received = 0
         try:
@@ -350,11 +347,6 @@ def _native(part: np.ndarray) -> np.ndarray:
     return part if part.dtype.isnative else part.astype(part.dtype.newbyteorder("="))
 
 
-def _aligned(size: int) -> int:
-    """Returns the number of bytes that an array of `size` bytes takes in a message."""
-    return size + -size % _ALIGNMENT
-
-
 def _buffers(parts: Iterable[np.ndarray]) -> list[Any]:
     """Returns the bytes of arrays, and the padding between them."""
     buffers: list[Any] = []
@@ -362,7 +354,7 @@ def _buffers(parts: Iterable[np.ndarray]) -> list[Any]:
         if part.nbytes:
             buffers += [
                 np.ascontiguousarray(part).reshape(-1).view(np.uint8),
-                bytes(-part.nbytes % _ALIGNMENT),
+                bytes(-part.nbytes % ALIGNMENT),
             ]
     return buffers
 
@@ -372,7 +364,7 @@ def _fill(room: np.ndarray, parts: Iterable[np.ndarray]) -> None:
     start = 0
     for part in parts:
         room[start : start + part.nbytes].view(part.dtype).reshape(part.shape)[...] = part
-        start += _aligned(part.nbytes)
+        start += aligned(part.nbytes)
 
 
 def _described(header: bytes) -> tuple[str, dict[str, Any], list[_Kind]]:

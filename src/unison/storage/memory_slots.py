@@ -36,9 +36,6 @@ _PAGE = 4096
 _COPIED = struct.Struct("<q")
 _COPIED_AT = 1024
 
-#: The multiple at which arrays should begin in the data: what XLA's CPU buffers are aligned to.
-ALIGNMENT = 64
-
 
 class Record(NamedTuple):
     """A complete record.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from unison.data.structure import Structure, flatten
 from unison.eager_fallback import NeedsPythonError
+from unison.storage.alignment import aligned_empty
 from unison.tf import dtypes
 from unison.tf.image_scaling import PixelFunction
 from unison.tf.tensor_spec import TensorShape
@@ -165,7 +167,7 @@ class _File:
     @functools.cached_property
     def tensor(self) -> Any:
         """The program's form of the pixels, which are decoded once."""
-        return self.content.each(self.pixels)
+        return self.content.each(lambda content: self.pixels(content, True))
 
 
 class PendingImage:
@@ -276,14 +278,40 @@ class PendingImage:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _stacked(results: list[Any]) -> np.ndarray:
-    if not isinstance(results[0], bytes):
-        if len({result.shape for result in results}) > 1:
-            raise DifferentSizesError(f"Received: {results[0].shape}, {results[1].shape}, ...")
-        return np.stack(results)
-    texts = np.empty(len(results), dtype=object)
-    texts[:] = results
-    return texts
+class _Stack:
+    """The results for the strings of a block, which several threads may put in their places.
+
+    Args:
+        count: Their number.
+    """
+
+    def __init__(self, count: int):
+        self._count = count
+        self._lock = threading.Lock()
+        self._array: np.ndarray | None = None
+
+    def put(self, place: int, result: Any) -> None:
+        """Copies a result, which is an array or `bytes`.
+
+        Raises:
+            DifferentSizesError: Another one has another shape or dtype.
+        """
+        is_text = isinstance(result, bytes)
+        shape, dtype = ((), np.dtype(object)) if is_text else (result.shape, result.dtype)
+        with self._lock:
+            if self._array is None:
+                self._array = aligned_empty((self._count, *shape), dtype)
+        if (shape, dtype) != (self._array.shape[1:], self._array.dtype):
+            raise DifferentSizesError(
+                f"Expected: {self._array.dtype}{self._array.shape[1:]}. Received: {dtype}{shape}"
+            )
+        self._array[place] = result
+
+    @property
+    def array(self) -> np.ndarray:
+        """All results."""
+        assert self._array is not None
+        return self._array
 
 
 @dataclasses.dataclass
@@ -368,15 +396,22 @@ class HostOperations:
         Raises:
             DifferentSizesError: They differ in shape.
         """
-        if not texts.ndim:
-            return _stacked([function(texts.item())])[0, ...]
-        if self._most_callers == 1 or len(texts) == 1:
-            results = [function(text) for text in texts.tolist()]
+        given = texts.reshape(-1).tolist()
+        results = _Stack(len(given))
+
+        def compute(place: int) -> None:
+            results.put(place, function(given[place]))
+
+        count = min(self._most_callers, len(given))
+        if count == 1:
+            for place in range(len(given)):
+                compute(place)
         else:
             # Threads that stay would end when the garbage collector finds this object.
-            with ThreadPool(min(self._most_callers, len(texts)), "unison-data-map") as threads:
-                results = [*threads.map(function, texts.tolist())]
-        return _stacked(results)
+            with ThreadPool(count, "unison-data-map") as threads:
+                for _ in threads.map(compute, range(len(given))):
+                    pass
+        return results.array if texts.ndim else results.array[0, ...]
 
     def run(self, texts: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Returns the numbers for texts, and all texts.

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from unison.cells import Cell, StoredForm, own_parts
+from unison.storage.alignment import aligned
 from unison.storage.decoding import name_of_dtype
-from unison.storage.memory_slots import ALIGNMENT, MemorySlots
+from unison.storage.memory_slots import MemorySlots
 from unison.train.loop_state import LoopState
 from unison.train.record_archive import Place, array_at
 from unison.train.snapshot import WHOLE, PartsSnapshot
@@ -111,7 +112,7 @@ class _Places:
     def next(self, array: Any) -> Place:
         """Returns the place of a further array."""
         place = Place(self.size, tuple(array.shape), np.dtype(array.dtype))
-        self.size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        self.size += aligned(array.nbytes)
         return place
 
     def of_cells(self, cells: Iterable[Cell], is_first: bool) -> dict[Cell, list[Place]]:

@@ -15,9 +15,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-#: The alignment of arrays: XLA requires it to use an array without a copy.
-_ALIGNMENT = 64
-
 
 class Slot:
     """A part of the memory that is allocated as a whole."""
@@ -118,11 +115,6 @@ class Incoming:
 def new_file() -> int:
     """Returns the descriptor of a new file in memory."""
     return os.memfd_create("unison-data")
-
-
-def aligned(size: int) -> int:
-    """Returns the first aligned offset from `size` on."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _capacity(size: int) -> int:

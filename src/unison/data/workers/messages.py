@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from unison.data.workers.memory import Incoming, Outgoing, aligned
+from unison.data.workers.memory import Incoming, Outgoing
+from unison.storage.alignment import aligned
 
 #: Buffers up to this size are sent through the socket, which holds some of them without a reader.
 _MOST_IN_A_SOCKET = 16384
