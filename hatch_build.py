@@ -79,7 +79,7 @@ class BuildHook(BuildHookInterface):
             *compiler,
             *("-O3", "-std=c++17", "-fwrapv", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare"),
             *("-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-Wl,--strip-all"),
-            "-ffp-contract=off",  # the same numbers on every processor
+            "-ffp-contract=off",  # numbers are NumPy's and XLA's, which round each product
             *("-DNDEBUG", f'-DUNISON_SOURCE="{digest}"'),
             *("-isystem", str(Path(jaxlib.__file__).parent / "include")),
             f"-Wl,--version-script={Path(self.root, SHOWN)}",

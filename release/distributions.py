@@ -26,13 +26,17 @@ from release.interpreters import UV, interpreter
 #: The newest glibc that the wheel may need.
 GLIBC = (2, 28)
 
-LIBRARY = "unison/runtime/shared_memory/_exchange.so"
+#: What is compiled.
+LIBRARIES = {"unison/runtime/shared_memory/_exchange.so", "unison/tf/_scaling.so"}
 
 #: What belongs to a work tree and not into a distribution.
 LEFT_OUT = re.compile(r"(^|/)(__pycache__|\.venv|\.git|[.\w]+_cache|site|dist|build)/|\.pyc$")
 
-# A program prints whether the compiled part is in use.
-IN_USE = "from unison.runtime.shared_memory.library import library; print(library() is not None)"
+# A program prints whether the compiled parts are in use.
+IN_USE = (
+    "from unison.runtime.shared_memory.library import library; from unison.tf import image_scaling;"
+    "print(None not in (library(), image_scaling.library()))"
+)
 
 
 class DistributionError(Exception):
@@ -40,11 +44,11 @@ class DistributionError(Exception):
 
 
 def build(dist: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path, pathlib.Path]:
-    """Fills the folder `dist` anew: the sdist, the wheel with the compiled part, the pure wheel.
+    """Fills the folder `dist` anew: the sdist, the wheel with the compiled parts, the pure wheel.
 
     Raises:
         subprocess.CalledProcessError: A build failed, and has said why.
-        DistributionError: The compiled part could not be built.
+        DistributionError: The compiled parts could not be built.
     """
     shutil.rmtree(dist, ignore_errors=True)
     build_by = [*UV, "build", "--quiet", "--python", sys.executable, "--out-dir", str(dist)]
@@ -111,7 +115,7 @@ def complaints_about_wheel(wheel: str, files: set[str], source: set[str]) -> lis
     """
     package = {name.removeprefix("src/") for name in source if name.startswith("src/unison/")}
     if not wheel.endswith("-any.whl"):
-        package.add(LIBRARY)
+        package |= LIBRARIES
     folder = f"{'-'.join(wheel.split('-')[:2])}.dist-info"
     known = {f"{folder}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt")}
     expected = package | known | {f"{folder}/licenses/LICENSE"}

@@ -208,6 +208,11 @@ def _with_fewer_conflicts(program: Program) -> Program:
         # steps have been skipped. Under a strategy it does not.
         optimizer = dataclasses.replace(program.optimizer, ema=None)
         program = dataclasses.replace(program, optimizer=optimizer)
+    if program.optimizer.name == "Lamb" and program.has_layer("batch_norm"):
+        # The mean of one normalized example is 0 whatever the scale: its gradient is round-off,
+        # even in float64, and Lamb makes a step of the size of the weights of any gradient.
+        optimizer = dataclasses.replace(program.optimizer, name="Adam")
+        program = dataclasses.replace(program, optimizer=optimizer)
     has_sums = any(output.reduction == "sum" for output in outputs)
     if program.policy == "mixed_float16" and has_sums and scale in (None, 2.0**15):
         # A sum over the batch may be infinite in float16, and the replicas' parts of it not.

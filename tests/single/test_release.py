@@ -132,7 +132,7 @@ def test_distributions_with_the_right_files_are_accepted():
     compiled = "unison-1.0-py3-none-manylinux_2_28_x86_64.whl"
     assert distributions.complaints_about_sdist(SDIST) == []
     assert distributions.complaints_about_wheel("unison-1.0-py3-none-any.whl", PURE, SDIST) == []
-    with_library = PURE | {distributions.LIBRARY}
+    with_library = PURE | distributions.LIBRARIES
     assert distributions.complaints_about_wheel(compiled, with_library, SDIST) == []
 
 
@@ -141,7 +141,7 @@ def test_a_wheel_that_lacks_a_file_or_has_another_is_refused():
     files = PURE - {"unison/py.typed"} | {"tests/conftest.py"}
     assert distributions.complaints_about_wheel(compiled, files, SDIST) == [
         f"{compiled} lacks unison/py.typed.",
-        f"{compiled} lacks {distributions.LIBRARY}.",
+        *(f"{compiled} lacks {library}." for library in sorted(distributions.LIBRARIES)),
         f"{compiled} has tests/conftest.py.",
     ]
 

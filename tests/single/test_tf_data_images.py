@@ -390,7 +390,7 @@ def test_an_image_that_is_much_smaller_is_a_product_of_matrices():
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="the library needs a C++ compiler")
 def test_the_compiled_library_is_used():
-    assert image_scaling._library() is not None
+    assert image_scaling.library() is not None
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64", "float16"])
@@ -454,6 +454,18 @@ def test_pixels_that_are_changed_before_they_are_resized(change, method, size):
     expected = function(tf.constant(FILE))
     assert found.dtype == expected.dtype
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, np.float64(1 / 255), 7, True, float("nan")])
+def test_a_number_is_computed_with_as_numpy_does(number):
+    image, terms = np.ones((40, 40, 3), np.uint8), scaling_terms(40, 20, "bilinear", False)
+    for first in (False, True):
+        functions = [PixelFunction("subtract", 0.5), PixelFunction("multiply", number, first)]
+        functions += [] if first else [PixelFunction("divide", number)]
+        expected = scaled_by_numpy(image, terms, terms, functions)
+        np.testing.assert_allclose(
+            scaled_on_host(image, terms, terms, functions), expected, rtol=2e-7
+        )
 
 
 def test_what_is_not_finite_is_scaled_alike_with_and_without_a_compiler():

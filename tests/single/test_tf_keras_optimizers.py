@@ -366,6 +366,42 @@ def test_nadam_under_loss_scaling_updates_as_in_tensorflow(two_replicas):
     assert_close(model.get_weights()[0].ravel(), np.float32(expected))
 
 
+@pytest.mark.parametrize("scales", [False, True], ids=["plain", "loss scaling"])
+def test_nadam_in_a_step_of_ones_own_updates_as_in_tensorflow(two_replicas, scales):
+    with two_replicas.scope():
+        weight = tf.Variable([0.2, 0.4])
+        inner = tf.keras.optimizers.Nadam(0.1)
+        optimizer = tf.keras.optimizers.LossScaleOptimizer(inner) if scales else inner
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((weight - [1.0, 3.0]) ** 2) / 2
+            scaled = optimizer.scale_loss(loss)
+        optimizer.apply_gradients([(tape.gradient(scaled, weight), weight)])
+
+    for _ in range(5):
+        two_replicas.run(step)
+    # TensorFlow 2.21, one device, without loss scaling.
+    assert float(inner._u_product) == pytest.approx(0.031461525708436966, rel=1e-6)
+    assert_close(weight.numpy(), np.float32([0.5627308487892151, 0.7868694067001343]))
+
+
+def test_a_loss_scale_of_ones_own_class_applies_as_it_says(two_replicas):
+    calls = []
+
+    class Counting(tf.keras.optimizers.LossScaleOptimizer):
+        def stateless_apply(self, *args):
+            calls.append(1)
+            return super().stateless_apply(*args)
+
+    with two_replicas.scope():
+        weight = tf.keras.Variable([1.0])
+        optimizer = Counting(tf.keras.optimizers.SGD(0.5), initial_scale=2.0)
+    two_replicas.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
+    assert calls
+    assert weight.numpy().tolist() == [0.5]
+
+
 def test_a_scale_that_overflows_is_halved_and_nothing_is_updated(two_replicas):
     weights, scale = trained_in_half_precision(
         lambda step: two_replicas.run(step, args=(halves(X), halves(Y))),

@@ -26,7 +26,7 @@ from unison.interrupts import without_signals
 from unison.keras.aggregation import aggregation_method_of, compression_of
 from unison.keras.compression import compressed_sums, state_variables, synchronized_weights
 from unison.keras.sharded_update import sharded_apply, updates_parts
-from unison.keras.variables import ReplicatedVariable, adopt, placed_as
+from unison.keras.variables import ReplicatedVariable, adopt, placed_as, scopes_ask_lifts
 from unison.lifting import current_lift
 from unison.profiling.regions import UPDATE
 from unison.runtime.private_jax import dtype_before_cast
@@ -43,7 +43,8 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     if "apply" in vars(optimizer):
         return
     apply, stateless_apply = optimizer.apply, optimizer.stateless_apply
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    scaling = keras.optimizers.LossScaleOptimizer
+    if getattr(type(optimizer), "stateless_apply", None) is scaling.stateless_apply:
         stateless_apply = functools.partial(_apply_if_finite, optimizer, stateless_apply)
     scale_loss = optimizer.scale_loss
     add_slot = optimizer.add_variable_from_reference
@@ -165,11 +166,12 @@ def apply_statelessly(
     weights = trainable_variables or optimizer._trainable_variables
     of_variable = {id(variable): grad for variable, grad in zip(weights, grads, strict=True)}
     weights = optimizer._trainable_variables
-    new_weights, new_variables = stateless_apply(
-        [variable.value for variable in optimizer.variables],
-        [of_variable.get(id(variable)) for variable in weights],
-        [variable.value for variable in weights],
-    )
+    with scopes_ask_lifts.bound_to(True):  # for a variable that it does not list
+        new_weights, new_variables = stateless_apply(
+            [variable.value for variable in optimizer.variables],
+            [of_variable.get(id(variable)) for variable in weights],
+            [variable.value for variable in weights],
+        )
     for variable, value in zip(weights, new_weights, strict=True):
         variable.assign(value)
     for variable, value in zip(optimizer.variables, new_variables, strict=True):

@@ -21,14 +21,13 @@ from unison.conversion import called
 from unison.data import Shares, count_examples
 from unison.keras.optimizers import scaled_in_keras_steps
 from unison.keras.values import values_in
-from unison.keras.variables import LiftingScope
+from unison.keras.variables import LiftingScope, scopes_ask_lifts
 from unison.lifting import Lift, current_lift
 from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import traced
 from unison.runtime.placement import Placement
 from unison.strategies import get_replica_context
 from unison.strategies.replica_share import current_share, replica_share
-from unison.thread_local import ThreadLocal
 
 METRICS = "metrics_variables"
 _PREDICT = ("trainable_variables", "non_trainable_variables")
@@ -40,10 +39,6 @@ STATE_OF_STEPS = {"train_step": _TRAIN, "test_step": _TEST, "predict_step": _PRE
 
 #: Those that only an optimizer writes, after gradients have been summed: alike on all replicas.
 _WRITTEN_ALIKE = ("trainable_variables", "optimizer_variables")
-
-
-#: Whether the scopes that Keras' steps open leave variables that they lack to the lift around.
-scopes_ask_lifts = ThreadLocal(False)
 
 
 def is_stateful(step: Callable[..., Any]) -> bool:

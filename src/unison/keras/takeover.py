@@ -20,9 +20,9 @@ import keras
 from unison.captured import StateCapturedError, note_captured, noting_captured
 from unison.interrupts import signals_held
 from unison.keras.host_layers import HostLayer
-from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful, scopes_ask_lifts
+from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful
 from unison.keras.trainer import ReplicaTrainer, trainer_of
-from unison.keras.variables import LiftingScope
+from unison.keras.variables import LiftingScope, scopes_ask_lifts
 from unison.strategies import has_strategy
 from unison.strategies.default import default_strategy
 from unison.thread_local import ThreadLocal

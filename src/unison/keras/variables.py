@@ -172,6 +172,10 @@ def _aggregation_of_statistics(variable: keras.Variable) -> VariableAggregation:
     return VariableAggregation.ONLY_FIRST_REPLICA
 
 
+#: Whether the scopes that Keras opens leave variables that they lack to the lift around.
+scopes_ask_lifts = ThreadLocal(False)
+
+
 class LiftingScope(keras.StatelessScope):
     """Keras' scope between variables and their values, connected to a `Lift`.
 

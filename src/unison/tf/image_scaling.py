@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unison.native import loaded_library
+from unison.native import library_or_none, loaded_library
 from unison.tf.tensor_spec import is_symbolic_size
-
-logger = logging.getLogger("unison")
 
 #: NumPy, or JAX's module of the same functions.
 _Module = Any
@@ -113,7 +110,7 @@ def scaled(images: jax.Array, axis: int, terms: Terms) -> jax.Array:
 
 
 class PixelFunction(NamedTuple):
-    """A function of each value of an image of float32, and a number.
+    """A function of each value of an image of floats, and a number.
 
     Attributes:
         name: NumPy's name of the function: "add", "subtract", "multiply" or "divide".
@@ -124,6 +121,18 @@ class PixelFunction(NamedTuple):
     name: str
     number: float
     is_first: bool = False
+
+    def __call__(self, pixels: Any) -> Any:
+        """Returns the result for an array of JAX's."""
+        return getattr(jnp, self.name)(*self._operands(pixels))
+
+    def on_host(self, pixels: np.ndarray) -> np.ndarray:
+        """Returns the result for an array of NumPy's, which it overwrites."""
+        with np.errstate(all="ignore"):  # as in a program
+            return getattr(np, self.name)(*self._operands(pixels), out=pixels)
+
+    def _operands(self, pixels: Any) -> tuple[Any, Any]:
+        return (self.number, pixels) if self.is_first else (pixels, self.number)
 
 
 #: The numbers of the functions in `scaling.cc`: of a pixel and a number, and the other way around.
@@ -155,14 +164,14 @@ def scaled_on_host(
         functions: What is computed of its values, as float32, before.
     """
     _, width, channels = image.shape
-    library = _library()
-    if library is None or not 1 <= channels <= _MOST_CHANNELS:
+    compiled = library()
+    if compiled is None or not 1 <= channels <= _MOST_CHANNELS:
         return scaled_by_numpy(image, down, across, functions)
-    kinds, numbers = _packed(tuple(functions))
+    kinds, numbers = _packed(functions)
     pixels = np.ascontiguousarray(image, None if image.dtype == np.uint8 else np.float32)
     result = np.empty((len(down.places), len(across.places), channels), np.float32)
     room = np.empty(2 * width * channels + _MOST_CHANNELS, np.float32)
-    library.unison_scaling_scale(
+    compiled.unison_scaling_scale(
         *(pixels.ctypes.data, pixels.dtype == np.uint8, width * channels, channels),
         *(kinds.ctypes.data, numbers.ctypes.data, len(kinds)),
         *(down.places.ctypes.data, down.weights.ctypes.data, *down.places.shape),
@@ -172,8 +181,7 @@ def scaled_on_host(
     return result
 
 
-@functools.lru_cache(maxsize=64)
-def _packed(given: tuple[PixelFunction, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _packed(given: Sequence[PixelFunction]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the library's numbers of functions, and their operands."""
     with np.errstate(over="ignore"):
         numbers = np.array([each.number for each in given]).astype(np.float32)
@@ -186,10 +194,8 @@ def scaled_by_numpy(
     """`scaled_on_host` without a compiler. It makes few arrays: memory costs more than sums."""
     if functions:
         image = image.astype(np.float32)
-    with np.errstate(all="ignore"):  # as in a program
-        for name, number, is_first in functions:
-            pair = (number, image) if is_first else (image, number)
-            getattr(np, name)(*pair, out=image)
+    for function in functions:
+        image = function.on_host(image)
     channels = image.shape[-1]
     values = across.places[:, None] * channels + np.arange(channels)[:, None]
     of_values = Terms(values.reshape(-1, values.shape[-1]), across.weights.repeat(channels, axis=0))
@@ -201,28 +207,28 @@ def scaled_by_numpy(
             term *= weights if axis else weights[:, None]
             total = term if total is None else np.add(total, term, out=total)
         pixels = total
-    return pixels.reshape(len(pixels), -1, channels)
+    return pixels.reshape(len(down.places), len(across.places), channels)
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
+def library() -> ctypes.CDLL | None:
     """Returns the library of `scaling.cc`; None if it was not built, or cannot be used."""
-    try:
-        library = loaded_library(_FILE)
-    except (OSError, RuntimeError) as error:
-        logger.debug("Images are resized by NumPy: %s cannot be used: %s", _FILE, error)
-        return None
+    return library_or_none(_FILE, _loaded, "Images are resized by NumPy")
+
+
+def _loaded(file: Path) -> ctypes.CDLL:
+    loaded = loaded_library(file)
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     terms = (pointer, pointer, size, size)
-    library.unison_scaling_scale.restype = None
-    library.unison_scaling_scale.argtypes = [
+    loaded.unison_scaling_scale.restype = None
+    loaded.unison_scaling_scale.argtypes = [
         *(pointer, ctypes.c_int, size, size),
         *(pointer, pointer, size),
         *terms,
         *terms,
         *(pointer, pointer),
     ]
-    return library
+    return loaded
 
 
 def scaled_by_products(images: Any, of_rows: Any, of_columns: Any) -> Any:

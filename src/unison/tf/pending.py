@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import jax.numpy as jnp
 import numpy as np
 
 from unison.data.structure import Structure, flatten
@@ -82,52 +81,26 @@ class PendingText:
 _OPERATORS = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv"}
 
 
-@dataclasses.dataclass(frozen=True)
-class PixelStep:
-    """A function of each pixel.
-
-    Attributes:
-        name: "astype", or one of NumPy's functions of two numbers.
-        other: The dtype, or the other number.
-        is_first: Whether that is the first one.
-    """
-
-    name: str
-    other: Any
-    is_first: bool = False
-
-    def __call__(self, pixels: Any) -> Any:
-        """Returns the result for an array of JAX's."""
-        if self.name == "astype":
-            return pixels.astype(self.other)
-        pair = (self.other, pixels) if self.is_first else (pixels, self.other)
-        return getattr(jnp, self.name)(*pair)
-
-    def on_host(self, pixels: np.ndarray) -> np.ndarray:
-        """Returns the result for an array of NumPy's, which it may overwrite."""
-        if self.name == "astype":
-            return pixels.astype(self.other)
-        pair = (self.other, pixels) if self.is_first else (pixels, self.other)
-        with np.errstate(all="ignore"):  # as in a program
-            return getattr(np, self.name)(*pair, out=pixels)
+#: A function of each pixel that was put off, or a cast to a dtype.
+PixelStep = PixelFunction | np.dtype
 
 
 def computed(steps: Sequence[PixelStep], pixels: np.ndarray) -> np.ndarray:
     """Returns the pixels after `steps`; some of them may overwrite an array of floats."""
     for step in steps:
-        pixels = step.on_host(pixels)
+        pixels = pixels.astype(step) if isinstance(step, np.dtype) else step.on_host(pixels)
     return pixels
 
 
 def with_functions_apart(
     steps: Sequence[PixelStep],
-) -> tuple[Sequence[PixelStep], list[PixelFunction]]:
+) -> tuple[Sequence[PixelStep], Sequence[PixelFunction]]:
     """Returns `steps` without what is computed in float32 at last; and that, for any pixels."""
-    casts = [index for index, step in enumerate(steps) if step.name == "astype"]
-    if not casts or steps[casts[-1]].other != np.float32:
-        return steps, []
-    last = [PixelFunction(step.name, step.other, step.is_first) for step in steps[casts[-1] + 1 :]]
-    return steps[: casts[-1]], last
+    casts = [index for index, step in enumerate(steps) if isinstance(step, np.dtype)]
+    if not casts or steps[casts[-1]] != np.float32:
+        return steps, ()
+    functions = [step for step in steps[casts[-1] :] if isinstance(step, PixelFunction)]
+    return steps[: casts[-1]], functions
 
 
 class DifferentSizesError(ValueError):
@@ -226,7 +199,7 @@ class PendingImage:
     def astype(self, dtype: Any) -> Any:
         """Returns the pixels in another dtype."""
         if np.issubdtype(dtype, np.floating):
-            return self._then(PixelStep("astype", np.dtype(dtype)), np.dtype(dtype))
+            return self._then(np.dtype(dtype), np.dtype(dtype))
         return self.tensor().astype(dtype)
 
     def _then(self, step: PixelStep, dtype: np.dtype) -> PendingImage:
@@ -245,14 +218,16 @@ class PendingImage:
         """Returns the program's form of the images of a block, which must be of one size."""
         pixels = self._file.tensor
         for step in self._steps:
-            pixels = step(pixels)
+            pixels = pixels.astype(step) if isinstance(step, np.dtype) else step(pixels)
         return pixels
 
     def with_operand(self, name: str, other: Any, is_first: bool) -> Any:
         """Returns the result of a function of the pixels and a number or a tensor."""
         is_number = isinstance(other, int | float) and not isinstance(other, bool)
         if is_number and np.issubdtype(self.dtype, np.floating):
-            return self._then(PixelStep(name, other, is_first), self.dtype)
+            # A number of NumPy's float64 would be computed with in 64 bits on the host.
+            number = float(other) if isinstance(other, float) else other
+            return self._then(PixelFunction(name, number, is_first), self.dtype)
         pair = (other, self.tensor()) if is_first else (self.tensor(), other)
         return getattr(operator, _OPERATORS[name])(*pair)
 

@@ -7,7 +7,7 @@
 
 // The machine that runs this may have wider registers than the one that it is compiled for.
 #if defined(__x86_64__) && defined(__GLIBC__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default"), flatten))
 #else
 #define FOR_EACH_PROCESSOR
 #endif

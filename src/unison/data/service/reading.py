@@ -431,8 +431,7 @@ class _Fetching:
                     # Killed or unreachable; if it is lost, the dispatcher says so soon.
                     if self._state.is_complete:
                         return
-                    with self._state.changed:
-                        self._state.changed.wait(_BETWEEN_ATTEMPTS)
+                    time.sleep(_BETWEEN_ATTEMPTS)
                 finally:
                     self._disconnect()
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from unison.native import loaded_library
+from unison.native import library_or_none, loaded_library
 from unison.runtime.cores import available_cores
-
-logger = logging.getLogger("unison")
 
 #: The names of the operations in XLA: between processes, and between the replicas of one.
 TARGET, TARGET_IN_PROCESS = "unison_exchange", "unison_exchange_in_process"
@@ -121,23 +118,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Returns the native extension; None if it was not built, or cannot be used."""
-    if not _FILE.exists():
-        logger.debug("Processes of a machine talk by sockets: %s was not built", _FILE)
-        return None
-    try:
-        return _loaded()
-    except Exception as error:  # a file that was built for another system may fail in any way
-        logger.warning(
-            "Processes of a machine talk by sockets, and not through shared memory, because %s "
-            "cannot be used: %s. Install unison again.",
-            _FILE,
-            error,
-        )
-        return None
+    return library_or_none(
+        _FILE, _loaded, "Processes of a machine talk by sockets, and not through shared memory"
+    )
 
 
-def _loaded() -> ctypes.CDLL:
-    loaded = loaded_library(_FILE)
+def _loaded(file: Path) -> ctypes.CDLL:
+    loaded = loaded_library(file)
     needed, offered = _version_of(loaded), _version_of_jaxlib()
     if needed > offered:
         raise RuntimeError(

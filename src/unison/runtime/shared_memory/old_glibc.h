@@ -2,7 +2,7 @@
 //
 // A symbol that this library imports has the version of the glibc that it is linked with, and does
 // not load where that version is missing. Most symbols are older than 2.28; libstdc++, which is
-// linked statically, uses these two. They are seen by this library only: `exchange.map` keeps
+// linked statically, uses these two. They are seen by this library only: `native.map` keeps
 // them inside.
 
 #pragma once
