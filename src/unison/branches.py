@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,52 @@ from unison.lockstep import LockstepError
 from unison.program.tracing import reading_from, traced
 from unison.runtime.placement import REPLICA_AXIS
 from unison.tracebacks import users_line
+
+
+class Holder(Protocol):
+    """Something that holds the values of variables around a body, in place of the lift."""
+
+    def inside(
+        self, variables: Sequence[Any] = (), values: Sequence[jax.Array] = ()
+    ) -> contextlib.AbstractContextManager[Holder]:
+        """Context manager of a body in which `variables` have `values`; yields what holds them."""
+        ...
+
+    @property
+    def assigned(self) -> list[Any]:
+        """The variables that the body has assigned."""
+        ...
+
+    def values(self, variables: Sequence[Any]) -> list[jax.Array]:
+        """Returns the values of variables."""
+        ...
+
+    def assign(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> None:
+        """Assigns variables."""
+        ...
+
+
+#: Find what holds variables here; Keras' scopes are added by its room.
+holders: list[Callable[[], Holder | None]] = []
+
+
+def _holder() -> Holder | None:
+    found = (find() for find in holders)
+    return next((holder for holder in found if holder is not None), None)
+
+
+def _assigned_in(holder: Holder, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Returns the variables of a holder that any of the bodies assigns."""
+    assigned: dict[int, Any] = {}
+
+    def note(body: Callable[[], Any]) -> None:
+        with holder.inside() as own:
+            body()
+            assigned.update((id(variable), variable) for variable in own.assigned)
+
+    for body in bodies:
+        shapes_of(functools.partial(note, body))
+    return list(assigned.values())
 
 
 def switch(
@@ -61,6 +108,27 @@ def switch(
         3
     """
     index = jnp.asarray(index).astype(jnp.int32)
+    holder = _holder()
+    if holder is None:
+        return _switch(index, branches, agree)
+    assigned = _assigned_in(holder, branches)
+
+    def returning(branch: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with holder.inside() as own:
+                return branch(), own.values(assigned)
+
+        return run
+
+    result, values = _switch(index, [returning(branch) for branch in branches], agree)
+    holder.assign(assigned, values)
+    return result
+
+
+def _switch(
+    index: jax.Array, branches: Sequence[Callable[[], Any]], agree: Callable[[], None]
+) -> Any:
+    """`switch`, where a lift has the values of all variables."""
     lift = current_lift()
     if lift is None:
         try:
@@ -110,6 +178,32 @@ def while_loop(
         maximum_iterations: The maximum number of iterations. If given, the loop supports
             reverse-mode differentiation, but the condition is always evaluated this many times.
     """
+    holder = _holder()
+    if holder is None:
+        return _while_loop(condition, body, carry, maximum_iterations)
+    assigned = _assigned_in(holder, [lambda: (condition(carry), body(carry))])
+
+    def holds(state: Any) -> Any:
+        with holder.inside(assigned, state[1]):
+            return condition(state[0])
+
+    def next_state(state: Any) -> Any:
+        with holder.inside(assigned, state[1]) as own:
+            return body(state[0]), own.values(assigned)
+
+    start = (carry, holder.values(assigned))
+    carry, values = _while_loop(holds, next_state, start, maximum_iterations)
+    holder.assign(assigned, values)
+    return carry
+
+
+def _while_loop(
+    condition: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    carry: Any,
+    maximum_iterations: int | None,
+) -> Any:
+    """`while_loop`, where a lift has the values of all variables."""
     lift = current_lift()
     if lift is None:
         return _repeat(condition, body, carry, maximum_iterations)
@@ -142,10 +236,34 @@ def scan(
     Returns:
         The final carry, and the stacked results.
     """
+    example = jax.tree.map(lambda array: jnp.zeros(array.shape[1:], array.dtype), elements)
+    holder = _holder()
+    if holder is None:
+        return _scan(body, carry, elements, reverse, example)
+    assigned = _assigned_in(holder, [lambda: body(carry, example)])
+
+    def step(state: Any, element: Any) -> tuple[Any, Any]:
+        with holder.inside(assigned, state[1]) as own:
+            new, result = body(state[0], element)
+            return (new, own.values(assigned)), result
+
+    start = (carry, holder.values(assigned))
+    (carry, values), results = _scan(step, start, elements, reverse, example)
+    holder.assign(assigned, values)
+    return carry, results
+
+
+def _scan(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    elements: Any,
+    reverse: bool,
+    example: Any,
+) -> tuple[Any, Any]:
+    """`scan`, where a lift has the values of all variables; `example` is like one of `elements`."""
     lift = current_lift()
     if lift is None:
         return lax.scan(body, carry, elements, reverse=reverse)
-    example = jax.tree.map(lambda array: jnp.zeros(array.shape[1:], array.dtype), elements)
     loop = _Loop(lift, lambda: body(carry, example))
 
     def step(state: Any, element: Any) -> tuple[Any, Any]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import keras
 
+from unison.branches import holders
+from unison.keras.body_scopes import HeldByScope
 from unison.keras.metrics import adopt_metric
 from unison.keras.normalization import init_taking_synchronized
 from unison.keras.optimizers import adopt_optimizer
@@ -184,3 +186,4 @@ class KerasInScopes:
 keras_in_scopes = KerasInScopes()
 
 tracing_contexts.append(LiftingScope)
+holders.append(HeldByScope.now)

@@ -1,0 +1,145 @@
+"""Branches and loops in layers and metrics, in every form of a step: weights are trained as on
+TensorFlow, and what a body assigns is kept.
+"""
+
+import numpy as np
+import pytest
+
+import unison.tf as tf
+from keras_comparison import assert_close
+
+X = np.ones((8, 2), np.float32)
+Y = np.arange(8, dtype=np.float32)[:, None]
+
+
+class Branching(tf.keras.layers.Layer):
+    """Counts its calls, and assigns `kept` in the bodies of what `control` is."""
+
+    def __init__(self, control):
+        super().__init__()
+        self.control = control
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 1), initializer="ones", name="kernel")
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+        self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False, name="kept")
+
+    def call(self, x, training=False):
+        self.calls.assign_add(1.0)
+        return self.control(self, x)
+
+
+def cond(layer, x):
+    def later():
+        layer.kept.assign_add(10.0)
+        return x @ layer.kernel * layer.calls
+
+    def first():
+        layer.kept.assign_add(1.0)
+        return x @ (2 * layer.kernel)
+
+    return tf.cond(layer.calls > 1.0, later, first)
+
+
+def nested(layer, x):
+    def inner():
+        layer.kept.assign(layer.kept + layer.calls)
+        return tf.cond(layer.calls > 2.0, lambda: x @ layer.kernel, lambda: cond(layer, x))
+
+    return tf.cond(layer.calls > 1.0, inner, lambda: 3 * (x @ layer.kernel))
+
+
+def loop(layer, x):
+    def body(number, total):
+        layer.kept.assign_add(number)
+        return number + 1.0, total + x @ layer.kernel * layer.kept
+
+    start = (tf.constant(0.0), tf.zeros((tf.shape(x)[0], 1)))
+    return tf.while_loop(lambda n, _: n < 3.0, body, start, maximum_iterations=4)[1]
+
+
+class Ratio(tf.keras.metrics.Metric):
+    """Its result reads its states in a branch."""
+
+    def __init__(self):
+        super().__init__(name="ratio")
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(y_true))
+        self.count.assign_add(tf.cast(tf.size(y_true), tf.float32))
+
+    def result(self):
+        return tf.cond(self.count > 0.0, lambda: self.total / self.count, lambda: 0.0)
+
+
+class Plain(tf.keras.Model):
+    """Keras' own step."""
+
+    def __init__(self, control):
+        super().__init__()
+        self.branching = Branching(control)
+
+    def call(self, x, training=False):
+        return self.branching(x, training=training)
+
+
+class Extending(Plain):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.other.assign_add(1.0)
+        return logs
+
+
+class Taped(Plain):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predictions = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predictions)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return self.compute_metrics(x, y, predictions)
+
+
+def losing(layer, x):
+    def body():
+        layer.add_loss(tf.reduce_sum(x))
+        return x @ layer.kernel
+
+    return tf.cond(layer.calls > 1.0, body, lambda: x @ layer.kernel)
+
+
+def test_a_loss_that_is_added_in_a_branch_is_refused():
+    model = Plain(losing)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="Return the loss from the branch"):
+        model.fit(X, Y, verbose=0)
+
+
+#: The weights on TensorFlow 2.21: of the kernel (both are equal), `calls` and `kept`.
+EXPECTED = {
+    "cond": (0.9512631297111511, 4.0, 31.0),
+    "nested": (0.9856001734733582, 4.0, 19.0),
+    "loop": (1.3515933752059937, 4.0, 12.0),
+}
+
+
+@pytest.mark.parametrize("control", [cond, nested, loop], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("kind", [Plain, Extending, Taped])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_layer_with_branches_trains_as_on_tensorflow(replicas, kind, control):
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    with strategy.scope():
+        model = kind(control)
+        model.other = tf.Variable(0.0)
+        model.compile(tf.keras.optimizers.SGD(0.001), "mse", metrics=[Ratio()])
+    history = model.fit(X, Y, 4, 2, shuffle=False, verbose=0).history
+    assert history["ratio"] == [3.5, 3.5]
+    kernel, calls, kept = EXPECTED[control.__name__]
+    assert_close(model.branching.kernel.numpy().ravel(), np.float32([kernel, kernel]))
+    assert (float(model.branching.calls), float(model.branching.kept)) == (calls, kept)
+    before = float(model.branching.kept)
+    model.predict(X, verbose=0)
+    assert float(model.branching.kept) >= before
