@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,55 +24,9 @@ from unison.collectives import all_reduce_packed
 from unison.jaxprs import has_collectives, is_collective
 from unison.lifting import Lift, combine_writes, current_lift
 from unison.lockstep import LockstepError
-from unison.program.tracing import reading_from, traced
+from unison.program.tracing import Holder, current_holder, reading_from, traced
 from unison.runtime.placement import REPLICA_AXIS
 from unison.tracebacks import users_line
-
-
-class Holder(Protocol):
-    """Something that holds the values of variables around a body, in place of the lift."""
-
-    def inside(
-        self, variables: Sequence[Any] = (), values: Sequence[jax.Array] = ()
-    ) -> contextlib.AbstractContextManager[Holder]:
-        """Context manager of a body in which `variables` have `values`; yields what holds them."""
-        ...
-
-    @property
-    def assigned(self) -> list[Any]:
-        """The variables that the body has assigned."""
-        ...
-
-    def values(self, variables: Sequence[Any]) -> list[jax.Array]:
-        """Returns the values of variables."""
-        ...
-
-    def assign(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> None:
-        """Assigns variables."""
-        ...
-
-
-#: Find what holds variables here; Keras' scopes are added by its room.
-holders: list[Callable[[], Holder | None]] = []
-
-
-def _holder() -> Holder | None:
-    found = (find() for find in holders)
-    return next((holder for holder in found if holder is not None), None)
-
-
-def _assigned_in(holder: Holder, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Returns the variables of a holder that any of the bodies assigns."""
-    assigned: dict[int, Any] = {}
-
-    def note(body: Callable[[], Any]) -> None:
-        with holder.inside() as own:
-            body()
-            assigned.update((id(variable), variable) for variable in own.assigned)
-
-    for body in bodies:
-        shapes_of(functools.partial(note, body))
-    return list(assigned.values())
 
 
 def switch(
@@ -108,29 +61,8 @@ def switch(
         3
     """
     index = jnp.asarray(index).astype(jnp.int32)
-    holder = _holder()
-    if holder is None:
-        return _switch(index, branches, agree)
-    assigned = _assigned_in(holder, branches)
-
-    def returning(branch: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
-            with holder.inside() as own:
-                return branch(), own.values(assigned)
-
-        return run
-
-    result, values = _switch(index, [returning(branch) for branch in branches], agree)
-    holder.assign(assigned, values)
-    return result
-
-
-def _switch(
-    index: jax.Array, branches: Sequence[Callable[[], Any]], agree: Callable[[], None]
-) -> Any:
-    """`switch`, where a lift has the values of all variables."""
-    lift = current_lift()
-    if lift is None:
+    lift, holder = current_lift(), current_holder()
+    if lift is None and holder is None:
         try:
             result = lax.switch(index, branches)
         except TypeError:
@@ -138,23 +70,35 @@ def _switch(
             raise
         agree()
         return result
-    traces = [_Trace.of(branch, lift) for branch in branches]
+    traces = [_Trace.of(branch, lift, holder) for branch in branches]
     agree()
-    if any(map(_communicates, traces)):
-        index = _agreed(index, lift)
     structures = [trace.structure for trace in traces]
     if len(set(structures)) > 1:
         raise TypeError(f"All branches must return one structure. Received: {structures}")
+    returned = list(zip(*(trace.leaves for trace in traces), strict=True))
+    kept = [_same_variable(leaves) for leaves in returned]
+    different = {
+        place
+        for place, (leaves, variable) in enumerate(zip(returned, kept, strict=True))
+        if variable is None and any(leaf is not None for leaf in leaves)
+    }
+    if different:  # they are read in the branches, so that they are differentiated
+        traces = [_Trace.of(branch, lift, holder, different) for branch in branches]
+    if lift is not None and any(map(_communicates, traces)):
+        index = _agreed(index, lift)
     kinds = _common_kinds(traces)
-    kept = [_same_variable(leaves) for leaves in zip(*(t.leaves for t in traces), strict=True)]
+    held = list({id(each): each for trace in traces for each in trace.held}.values())
 
-    def taken(trace: _Trace) -> Callable[[], tuple[list[Any], list[Any]]]:
-        return lambda: trace.run(lift, kinds, [variable is None for variable in kept])
+    def taken(trace: _Trace) -> Callable[[], tuple[list[Any], list[Any], list[Any]]]:
+        return lambda: trace.run(kinds, held)
 
-    outputs, updates = lax.switch(index, [taken(trace) for trace in traces])
-    diverging = {cell for trace in traces for cell in trace.diverging}
-    for (cell, kind), update in zip(kinds.items(), updates, strict=True):
-        _apply(lift, cell, kind, update, cell in diverging)
+    outputs, updates, values = lax.switch(index, [taken(trace) for trace in traces])
+    if lift is not None:
+        diverging = {cell for trace in traces for cell in trace.diverging}
+        for (cell, kind), update in zip(kinds.items(), updates, strict=True):
+            _apply(lift, cell, kind, update, cell in diverging)
+    if holder is not None:
+        holder.assign(held, values)
     remaining = iter(outputs)
     leaves = [next(remaining) if variable is None else variable for variable in kept]
     return jax.tree.unflatten(structures[0], leaves)
@@ -178,10 +122,10 @@ def while_loop(
         maximum_iterations: The maximum number of iterations. If given, the loop supports
             reverse-mode differentiation, but the condition is always evaluated this many times.
     """
-    holder = _holder()
+    holder = current_holder()
     if holder is None:
         return _while_loop(condition, body, carry, maximum_iterations)
-    assigned = _assigned_in(holder, [lambda: (condition(carry), body(carry))])
+    assigned = _Trace.of(lambda: (condition(carry), body(carry)), current_lift(), holder).held
 
     def holds(state: Any) -> Any:
         with holder.inside(assigned, state[1]):
@@ -237,10 +181,10 @@ def scan(
         The final carry, and the stacked results.
     """
     example = jax.tree.map(lambda array: jnp.zeros(array.shape[1:], array.dtype), elements)
-    holder = _holder()
+    holder = current_holder()
     if holder is None:
         return _scan(body, carry, elements, reverse, example)
-    assigned = _assigned_in(holder, [lambda: body(carry, example)])
+    assigned = _Trace.of(lambda: body(carry, example), current_lift(), holder).held
 
     def step(state: Any, element: Any) -> tuple[Any, Any]:
         with holder.inside(assigned, state[1]) as own:
@@ -277,10 +221,10 @@ def _scan(
 
 def shapes_of(function: Callable[[], Any]) -> Any:
     """Returns the result of `function` as `jax.ShapeDtypeStruct`s, without writing to variables."""
-    lift = current_lift()
-    if lift is None:
+    lift, holder = current_lift(), current_holder()
+    if lift is None and holder is None:
         return jax.eval_shape(function)
-    trace = _Trace.of(function, lift)
+    trace = _Trace.of(function, lift, holder)
     shapes = iter(trace.jaxpr.out_avals)
     leaves = [next(shapes) if variable is None else variable.cell.aval for variable in trace.leaves]
     structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -298,7 +242,7 @@ class _Loop:
     """
 
     def __init__(self, lift: Lift, round_: Callable[[], Any]):
-        trace = _Trace.of(round_, lift)
+        trace = _Trace.of(round_, lift, None)
         #: Whether a round has collective operations, for which all replicas must be in it.
         self.communicates = _communicates(trace)
         self._lift = lift
@@ -436,70 +380,106 @@ class _Trace:
     """A traced branch.
 
     Attributes:
-        jaxpr: Computes the leaves that are not variables, and the arrays written to the cells in
-            `kinds`.
+        lift: The lift around it, if any.
+        holder: What holds variables around it, if anything does.
+        jaxpr: Computes the leaves that are not variables, the arrays written to the cells in
+            `kinds`, and the values of the variables in `held`.
         leaves: For every leaf of its result, the variable if it is one, otherwise None.
         structure: The structure of its result.
         kinds: The cells that it wrote, with the kind of each write.
         reads: The cells whose value from outside it read.
         diverging: The cells whose copies may differ because of it.
+        held: The variables of the holder that it assigned.
     """
 
+    lift: Lift | None
+    holder: Holder | None
     jaxpr: ClosedJaxpr
     leaves: list[Any]
     structure: Any
     kinds: dict[Cell, _Kind]
     reads: set[Cell]
     diverging: list[Cell]
+    held: list[Any]
 
     @classmethod
-    def of(cls, branch: Callable[[], Any], lift: Lift) -> _Trace:
+    def of(
+        cls,
+        branch: Callable[[], Any],
+        lift: Lift | None,
+        holder: Holder | None,
+        read: Container[int] = (),
+    ) -> _Trace:
+        """Traces a branch.
+
+        Args:
+            branch: The branch.
+            lift: The lift around it, if any.
+            holder: What holds variables around it, if anything does.
+            read: The numbers of the leaves of the result that are values, if they are variables.
+        """
         leaves: list[Any] = []
         kinds: dict[Cell, _Kind] = {}
+        held: list[Any] = []
         structure: Any = None
-        own: Any = None
+        own: _BodyLift | None = None
 
         def body() -> Any:
             nonlocal structure, own
-            own = _BodyLift(lift)
-            with reading_from(own):
+            own = None if lift is None else _BodyLift(lift)
+            with contextlib.ExitStack() as stack:
+                if own is not None:
+                    stack.enter_context(reading_from(own))
+                inner = None if holder is None else stack.enter_context(holder.inside())
                 found, structure = jax.tree.flatten(branch(), is_leaf=has_cell)
-            leaves.extend(leaf if has_cell(leaf) else None for leaf in found)
-            arrays = [jnp.asarray(leaf) for leaf in found if not has_cell(leaf)]
-            left = own.leave()
+                for place, leaf in enumerate(found):
+                    is_value = place in read or own is None or not has_cell(leaf)
+                    is_value = is_value or (inner is not None and inner.has(leaf))
+                    leaves.append(None if is_value else leaf)
+                pairs = zip(leaves, found, strict=True)
+                arrays = [jnp.asarray(leaf) for variable, leaf in pairs if variable is None]
+                if inner is not None:
+                    held.extend(inner.assigned)
+                    values = inner.values(held)
+                else:
+                    values = []
+            left = {} if own is None else own.leave()
             kinds.update((cell, kind) for cell, (kind, _) in left.items())
-            return arrays, [array for _, array in left.values()]
+            return arrays, [array for _, array in left.values()], values
 
         jaxpr = traced(body)
-        return cls(jaxpr, leaves, structure, kinds, own.reads, list(own.diverging))
+        reads, diverging = (set(), []) if own is None else (own.reads, list(own.diverging))
+        return cls(lift, holder, jaxpr, leaves, structure, kinds, reads, diverging, held)
 
     def run(
-        self, lift: Lift, kinds: dict[Cell, _Kind], wanted: Sequence[bool]
-    ) -> tuple[list[jax.Array], list[list[jax.Array]]]:
-        """Returns the wanted leaves, and what `_apply` needs for the cells of all branches."""
+        self, kinds: dict[Cell, _Kind], held: Sequence[Any]
+    ) -> tuple[list[jax.Array], list[list[jax.Array]], list[jax.Array]]:
+        """Returns the leaves that are values, what `_apply` needs for the cells of all branches,
+        and the values of the held variables that any branch assigns.
+        """
         outputs = jaxpr_as_fun(self.jaxpr)()
         count = sum(variable is None for variable in self.leaves)
-        written = zip(self.kinds.values(), outputs[count:], strict=True)
-        left = dict(zip(self.kinds, written, strict=True))
-        arrays = iter(outputs[:count])
-        result = []
-        for variable, is_wanted in zip(self.leaves, wanted, strict=True):
-            if variable is None:
-                result.append(next(arrays))
-            elif is_wanted:
-                result.append(_value(lift, variable.cell, left))
+        result, rest = outputs[:count], outputs[count:]
+        left = dict(zip(self.kinds, zip(self.kinds.values(), rest, strict=False), strict=True))
+        own = dict(zip(map(id, self.held), rest[len(self.kinds) :], strict=True))
         updates = []
         for cell, kind in kinds.items():
+            assert self.lift is not None
             has_written = cell in left
             if kind is _Kind.VALUE:
-                updates.append([_value(lift, cell, left)])
+                updates.append([_value(self.lift, cell, left)])
             elif kind is _Kind.ADDED:
                 zeros = jnp.zeros(cell.aval.shape, cell.aval.dtype)
                 updates.append([left[cell][1] if has_written else zeros])
             else:
-                value = left[cell][1] if has_written else lift.own_copy(cell)
+                value = left[cell][1] if has_written else self.lift.own_copy(cell)
                 updates.append([value, jnp.asarray(has_written)])
-        return result, updates
+        values = []
+        for variable in held:
+            assert self.holder is not None
+            before = self.holder.values([variable])[0]
+            values.append(own.get(id(variable), before))
+        return result, updates, values
 
 
 def _communicates(trace: _Trace) -> bool:

@@ -22,6 +22,7 @@ class Branching(tf.keras.layers.Layer):
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], 1), initializer="ones", name="kernel")
         self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+        self.other = self.add_weight(shape=(shape[-1], 1), initializer="ones", name="other")
         self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False, name="kept")
 
     def call(self, x, training=False):
@@ -58,6 +59,10 @@ def loop(layer, x):
     return tf.while_loop(lambda n, _: n < 3.0, body, start, maximum_iterations=4)[1]
 
 
+def either(layer, x):
+    return x @ tf.cond(layer.calls > 1.0, lambda: layer.kernel, lambda: layer.other)
+
+
 class Ratio(tf.keras.metrics.Metric):
     """Its result reads its states in a branch."""
 
@@ -88,7 +93,7 @@ class Plain(tf.keras.Model):
 class Extending(Plain):
     def train_step(self, data):
         logs = super().train_step(data)
-        self.other.assign_add(1.0)
+        self.additional.assign_add(1.0)
         return logs
 
 
@@ -123,17 +128,18 @@ EXPECTED = {
     "cond": (0.9512631297111511, 4.0, 31.0),
     "nested": (0.9856001734733582, 4.0, 19.0),
     "loop": (1.3515933752059937, 4.0, 12.0),
+    "either": (1.0129481554031372, 4.0, 0.0),
 }
 
 
-@pytest.mark.parametrize("control", [cond, nested, loop], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("control", [cond, nested, loop, either], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("kind", [Plain, Extending, Taped])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_layer_with_branches_trains_as_on_tensorflow(replicas, kind, control):
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
     with strategy.scope():
         model = kind(control)
-        model.other = tf.Variable(0.0)
+        model.additional = tf.Variable(0.0)
         model.compile(tf.keras.optimizers.SGD(0.001), "mse", metrics=[Ratio()])
     history = model.fit(X, Y, 4, 2, shuffle=False, verbose=0).history
     assert history["ratio"] == [3.5, 3.5]
@@ -143,3 +149,51 @@ def test_a_layer_with_branches_trains_as_on_tensorflow(replicas, kind, control):
     before = float(model.branching.kept)
     model.predict(X, verbose=0)
     assert float(model.branching.kept) >= before
+
+
+@pytest.mark.parametrize("kind", [Plain, Extending, Taped])
+def test_a_branch_is_called_a_few_times_however_deep_it_lies(kind):
+    calls = []
+
+    def deep(layer, x):
+        def default():
+            calls.append(1)
+            return x @ layer.kernel
+
+        pairs = [
+            (layer.calls > 10.0 + number, lambda: 2 * (x @ layer.kernel)) for number in range(9)
+        ]
+        return tf.case(pairs, default)
+
+    model = kind(deep)
+    model.additional = tf.Variable(0.0)
+    model.compile("sgd", "mse")
+    model.fit(X, Y, 8, 1, verbose=0)
+    assert len(calls) < 12
+
+
+def test_a_regularizer_of_activities_in_a_branch_predicts():
+    def regularized(layer, x):
+        return tf.cond(layer.calls > 0.0, lambda: dense(x), lambda: x @ layer.kernel)
+
+    dense = tf.keras.layers.Dense(1, kernel_initializer="ones", activity_regularizer="l2")
+    dense.build((None, 2))
+    assert Plain(regularized).predict(X, verbose=0).ravel().tolist() == [2.0] * 8
+
+
+def test_branches_of_a_datasets_function_draw_from_seeds_and_read_variables():
+    seed = tf.keras.random.SeedGenerator(5)
+    variable = tf.keras.Variable(1.0)
+
+    def function(x):
+        return tf.cond(
+            x > 0.5, lambda: tf.keras.random.uniform((), seed=seed), lambda: -variable.value
+        )
+
+    dataset = tf.data.Dataset.from_tensor_slices(np.float32([1, 0, 1, 1])).map(function)
+    one = [float(number) for number in dataset]
+    variable.assign(3.0)
+    two = [float(number) for number in dataset]
+    assert (one[1], two[1]) == (-1.0, -3.0)
+    draws = [*one[:1], *one[2:], *two[:1], *two[2:]]
+    assert len(set(draws)) == 6

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 from keras.src.backend.common.stateless_scope import get_stateless_scope
-
-from unison.keras.variables import LiftingScope
 
 
 class _BodyScope(keras.StatelessScope):
@@ -27,7 +26,7 @@ class _BodyScope(keras.StatelessScope):
     """
 
     def __init__(self, around: keras.StatelessScope, values: Sequence[tuple[keras.Variable, Any]]):
-        super().__init__(collect_losses=True, initialize_variables=False)
+        super().__init__(collect_losses=around.collect_losses, initialize_variables=False)
         self._around = around
         self._values = {id(variable): (variable, value) for variable, value in values}
 
@@ -49,10 +48,11 @@ class _BodyScope(keras.StatelessScope):
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
-        if self.holds(variable):
-            self._values[id(variable)] = (variable, value)
-        else:
+        if not self.holds(variable):
             super().add_update(update)
+            if id(variable) not in self.state_mapping:
+                return  # the lift around has it
+        self._values[id(variable)] = (variable, value)
 
     def add_loss(self, loss: Any) -> None:
         """Refuses a loss, which exists only in the body.
@@ -68,7 +68,7 @@ class _BodyScope(keras.StatelessScope):
 
 
 class HeldByScope:
-    """The variables that a scope of Keras holds: a `unison.branches.Holder`.
+    """The variables that a scope of Keras holds: a `unison.program.tracing.Holder`.
 
     Args:
         scope: The scope.
@@ -79,9 +79,13 @@ class HeldByScope:
 
     @classmethod
     def now(cls) -> HeldByScope | None:
-        """Returns what is held here; None if no scope of Keras' own is the innermost one."""
+        """Returns what is held here; None if the innermost scope is none of Keras' that has values.
+
+        Scopes of other classes ask others for values, or refuse.
+        """
         scope = get_stateless_scope()
-        return None if scope is None or isinstance(scope, LiftingScope) else cls(scope)
+        is_of_step = type(scope) is keras.StatelessScope and scope.state_mapping
+        return cls(scope) if is_of_step or isinstance(scope, _BodyScope) else None
 
     @contextlib.contextmanager
     def inside(
@@ -96,9 +100,20 @@ class HeldByScope:
         """The variables that a body, inside which this holds them, has assigned."""
         return self._scope.assigned
 
+    def has(self, variable: Any) -> bool:
+        """Whether the scope has a variable."""
+        return _holds(self._scope, variable)
+
     def values(self, variables: Sequence[keras.Variable]) -> list[jax.Array]:
-        """Returns the values of variables that are held."""
-        return [self._scope.get_current_value(variable) for variable in variables]
+        """Returns the values of variables, which a body may have assigned first."""
+        return [self._value_of(variable) for variable in variables]
+
+    def _value_of(self, variable: keras.Variable) -> jax.Array:
+        value = self._scope.get_current_value(variable)
+        if value is not None:
+            return value
+        # While a model is built, variables have no value yet, and Keras makes one, perhaps cast.
+        return jnp.asarray(variable.value, variable._dtype)
 
     def assign(self, variables: Sequence[keras.Variable], values: Sequence[jax.Array]) -> None:
         """Assigns variables that are held."""

@@ -14,14 +14,13 @@ from typing import Any
 
 import keras
 
-from unison.branches import holders
 from unison.keras.body_scopes import HeldByScope
 from unison.keras.metrics import adopt_metric
 from unison.keras.normalization import init_taking_synchronized
 from unison.keras.optimizers import adopt_optimizer
 from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.keras.variables import LiftingScope, adopt, outside_the_traced_program
-from unison.program import tracing_contexts
+from unison.program.tracing import holders, tracing_contexts
 from unison.strategies import Strategy
 from unison.strategies.current import get_strategy, has_strategy
 from unison.tracebacks import filter_traceback

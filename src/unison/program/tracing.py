@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.extend.core import ClosedJaxpr, Literal
@@ -20,6 +20,43 @@ from unison.runtime.placement import REPLICA_AXIS, Placement
 
 #: Contexts that other modules add around every trace (such as Keras' lifting scope).
 tracing_contexts: list[Callable[[Lift], AbstractContextManager[Any]]] = []
+
+
+class Holder(Protocol):
+    """Something that holds the values of variables around a body, in place of the lift."""
+
+    def inside(
+        self, variables: Sequence[Any] = (), values: Sequence[jax.Array] = ()
+    ) -> AbstractContextManager[Holder]:
+        """Context manager of a body in which `variables` have `values`; yields what holds them."""
+        ...
+
+    @property
+    def assigned(self) -> list[Any]:
+        """The variables that the body has assigned."""
+        ...
+
+    def has(self, variable: Any) -> bool:
+        """Whether it holds a variable."""
+        ...
+
+    def values(self, variables: Sequence[Any]) -> list[jax.Array]:
+        """Returns the values of variables."""
+        ...
+
+    def assign(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> None:
+        """Assigns variables."""
+        ...
+
+
+#: Find what holds variables here; Keras' scopes are added by its room.
+holders: list[Callable[[], Holder | None]] = []
+
+
+def current_holder() -> Holder | None:
+    """Returns what holds variables here; None: the lift does."""
+    found = (find() for find in holders)
+    return next((holder for holder in found if holder is not None), None)
 
 
 def traced(
