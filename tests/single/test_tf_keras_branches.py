@@ -197,3 +197,34 @@ def test_branches_of_a_datasets_function_draw_from_seeds_and_read_variables():
     assert (one[1], two[1]) == (-1.0, -3.0)
     draws = [*one[:1], *one[2:], *two[:1], *two[2:]]
     assert len(set(draws)) == 6
+
+
+@pytest.mark.parametrize("kind", [Plain, Extending, Taped])
+def test_a_gradient_of_its_own_reads_weights(kind):
+    def control(layer, x):
+        @tf.custom_gradient
+        def product(x):
+            def gradient(upstream, variables=None):
+                of_kernel = tf.transpose(x) @ upstream
+                return upstream @ tf.transpose(layer.kernel), [of_kernel for _ in variables]
+
+            return x @ layer.kernel, gradient
+
+        return product(x)
+
+    model = kind(control)
+    model.additional = tf.Variable(0.0)
+    model.compile(tf.keras.optimizers.SGD(0.001), "mse")
+    model.fit(X, Y, 4, 2, shuffle=False, verbose=0)
+    # TensorFlow 2.21.
+    assert_close(model.branching.kernel.numpy().ravel(), np.float32([1.0119600296020508] * 2))
+
+
+@pytest.mark.parametrize("kind", [Plain, Extending, Taped])
+def test_a_layer_that_is_never_called_needs_no_variables(kind):
+    model = kind(cond)
+    model.additional = tf.Variable(0.0)
+    model.unused = tf.keras.layers.BatchNormalization()
+    model.compile(tf.keras.optimizers.SGD(0.001), "mse")
+    model.fit(X, Y, 4, 2, shuffle=False, verbose=0)
+    assert_close(model.branching.kernel.numpy().ravel(), np.float32([EXPECTED["cond"][0]] * 2))

@@ -171,7 +171,9 @@ def call_assigning(
     Returns:
         The step's logs or outputs.
     """
-    if name != "predict_step":
+    # A running loop has built what it uses, and lent the arrays that it would take to build more.
+    are_lent = any(has_cell(each) and each.cell.array is None for each in model.variables)
+    if name != "predict_step" and not are_lent:
         type(model)._symbolic_build(model, data_batch=batch)  # what is not built yet, as in `fit`
     names = STATE_OF_STEPS[name]
     groups = [_variables(model, group) for group in names]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from unison.conversion import called
 from unison.program.control_flow import converted_if_needed
+from unison.program.tracing import current_holder
 from unison.runtime.private_jax import is_recording, nothing_is_traced, with_gradient
 from unison.tf import nest
 from unison.tf.tape import as_tensor, conjugate, has_gradient
@@ -98,15 +99,17 @@ def _traced_with_gradient(f: Callable[..., Any], args: tuple, kwargs: dict[str, 
 
     @jax.custom_vjp
     def call(arrays: list[jax.Array], values: list[jax.Array]) -> Any:
-        return result_and_gradient(*arrays)[0]
+        with _having(variables, values):
+            return result_and_gradient(*arrays)[0]
 
     def forward(arrays: list[jax.Array], values: list[jax.Array]) -> Any:
-        result, grad_fn = result_and_gradient(*arrays)
-        _check_takes_variables(grad_fn, variables)
-        pull, constants = jax.closure_convert(
-            lambda *upstream: _pulled(grad_fn, upstream, arrays, values, variables),
-            *nest.flatten(result),
-        )
+        with _having(variables, values):
+            result, grad_fn = result_and_gradient(*arrays)
+            _check_takes_variables(grad_fn, variables)
+            pull, constants = jax.closure_convert(
+                lambda *upstream: _pulled(grad_fn, upstream, arrays, values, variables),
+                *nest.flatten(result),
+            )
         return result, (jax.tree_util.Partial(pull), constants)
 
     def backward(residuals: Any, upstream: Any) -> Any:
@@ -115,6 +118,17 @@ def _traced_with_gradient(f: Callable[..., Any], args: tuple, kwargs: dict[str, 
 
     call.defvjp(forward, backward)
     return call(leaves, [variable.__jax_array__() for variable in variables])
+
+
+def _having(
+    variables: Sequence[Any], values: Sequence[jax.Array]
+) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which variables that a scope of Keras holds have these values."""
+    holder = current_holder()
+    if holder is None:
+        return contextlib.nullcontext()
+    held = [pair for pair in zip(variables, values, strict=True) if holder.has(pair[0])]
+    return holder.inside([variable for variable, _ in held], [value for _, value in held])
 
 
 @contextlib.contextmanager
