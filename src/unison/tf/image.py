@@ -250,7 +250,7 @@ def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antiali
     if (rows, columns) == (height, width):
         return images.astype(jnp.float32)
     is_on_host = isinstance(images, np.ndarray)
-    terms = _terms(lengths, method, antialias)
+    terms = _terms(images, rows, columns, method, antialias)
     if terms is not None and is_on_host and images.ndim == 3:
         return scaled_on_host(images, *terms)
     if terms is not None and not is_on_host and _is_for_cpu():
@@ -266,9 +266,15 @@ def _resized(images: Any, rows: Any, columns: Any, method: ResizeMethod, antiali
 
 
 def _terms(
-    lengths: Sequence[tuple[Any, Any]], method: ResizeMethod, antialias: bool
+    images: Any, rows: Any, columns: Any, method: ResizeMethod, antialias: bool
 ) -> tuple[Terms, Terms] | None:
-    """Returns the terms of the height and the width; None if they are many, or not known."""
+    """Returns the terms of the height and the width; None if the images in the other size are no
+    weighted sums of few pixels, or the sizes are not known.
+    """
+    height, width = images.shape[-3:-1]
+    if method == ResizeMethod.NEAREST_NEIGHBOR or (rows, columns) == (height, width):
+        return None
+    lengths = ((height, rows), (width, columns))
     if any(is_symbolic_size(length) for pair in lengths for length in pair):
         return None
     down, across = (scaling_terms(*pair, method.value, antialias) for pair in lengths)
@@ -284,14 +290,11 @@ def _resized_after(
     antialias: bool,
 ) -> np.ndarray:
     """Returns the pixels of an image file in another size, after steps that were put off."""
-    height, width = pixels.shape[-3:-1]
-    is_scaled = method != ResizeMethod.NEAREST_NEIGHBOR and (rows, columns) != (height, width)
-    if is_scaled and pixels.ndim == 3:
-        terms = _terms(((height, rows), (width, columns)), method, antialias)
-        before, functions = with_functions_apart(steps)
-        if terms is not None:
-            return scaled_on_host(computed(before, pixels), *terms, functions)
-    return _resized(computed(steps, pixels), rows, columns, method, antialias)
+    terms = _terms(pixels, rows, columns, method, antialias) if pixels.ndim == 3 else None
+    if terms is None:
+        return _resized(computed(steps, pixels), rows, columns, method, antialias)
+    before, functions = with_functions_apart(steps)
+    return scaled_on_host(computed(before, pixels), *terms, functions)
 
 
 def resize_with_pad(
