@@ -97,6 +97,15 @@ def test_an_average_loss_of_a_given_batch_size(strategy):
     assert_as_on_one_device(strategy, loss)
 
 
+def test_a_penalty_that_each_replica_has_a_part_of(strategy):
+    def loss(model, *data):
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        penalty = tf.reduce_sum(model.layers[1].kernel ** 2) / replicas
+        return average(model, *data) + 0.1 * penalty
+
+    assert_as_on_one_device(strategy, loss)
+
+
 def test_a_sum_divided_by_the_global_batch(strategy):
     assert_as_on_one_device(
         strategy,

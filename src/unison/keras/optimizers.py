@@ -31,6 +31,7 @@ from unison.lifting import current_lift
 from unison.profiling.regions import UPDATE
 from unison.runtime.private_jax import dtype_before_cast
 from unison.strategies import get_replica_context
+from unison.strategies.context import has_filler
 from unison.strategies.replica_share import ScaledBy, current_share
 from unison.thread_local import ThreadLocal
 
@@ -276,6 +277,17 @@ def _global_gradients(
         yield summed
 
 
+def _without_examples(grad: jax.Array, counts: bool) -> jax.Array:
+    """Returns the gradient of a replica that has no examples.
+
+    Of a step that computed with no rows and scales its losses itself, it is that of the replica's
+    part of a penalty. NaN (from means over no examples) does not count, nor does what comes of
+    filler.
+    """
+    zeros = jnp.zeros_like(grad)
+    return jnp.where(jnp.isnan(grad), zeros, grad) if counts else zeros
+
+
 def are_of_keras(variables: Iterable[Any]) -> bool:
     """Whether all variables are Keras' own, which its stateless methods require."""
     return all(isinstance(variable, keras.Variable) for variable in variables)
@@ -293,10 +305,10 @@ def _overflowing(total: jax.Array, narrow: Any) -> jax.Array:
 
 
 def _weighted(grads: Sequence[Any]) -> list[Any]:
-    """Returns the gradients times the replica's share, if it has one."""
+    """Returns the part of a replica's gradients that is added to those of the others."""
     if current_share() == 0:
-        # The replica has no examples: its results (perhaps NaN) must not count.
-        return [None if grad is None else jnp.zeros_like(grad) for grad in grads]
+        counts = current_share(ScaledBy.LOSSES) is not None and not has_filler()
+        return [None if grad is None else _without_examples(grad, counts) for grad in grads]
     share = current_share(ScaledBy.GRADIENTS)
     if share is None:
         return list(grads)

@@ -118,6 +118,11 @@ def with_filler(error: Exception | None = None) -> Iterator[None]:
             raise RuntimeError(str(refused)) from error
 
 
+def has_filler() -> bool:
+    """Whether the replica computes with a row of zeros, since it has no examples."""
+    return _refusal.value is not None
+
+
 def strategy_in_scope() -> Strategy | None:
     """Returns the strategy of the innermost scope; None outside any."""
     frames = _frames.value
