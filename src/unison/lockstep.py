@@ -87,6 +87,15 @@ def run_in_lockstep(
     return run
 
 
+def are_in_lockstep(jaxprs: Sequence[jex.ClosedJaxpr]) -> bool:
+    """Whether the traces of all classes perform the same collective operations."""
+    try:
+        _check_meeting_points([_Trace.of(jaxpr) for jaxpr in jaxprs] or [_Trace()])
+    except LockstepError:
+        return False
+    return True
+
+
 @dataclasses.dataclass
 class _Operation:
     """An equation whose variables are replaced by slots of one flat program.

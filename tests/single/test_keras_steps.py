@@ -220,6 +220,25 @@ def test_sums_behind_an_embedding_count_an_idle_replica_as_nothing(assert_trains
     )
 
 
+@pytest.mark.parametrize("model_class", [keras.Model, LogsItsExamples])
+def test_sums_by_hand_behind_which_no_examples_have_no_gradient(
+    assert_trains_as_alone, model_class
+):
+    def of_columns(y_true, y_pred):
+        return ops.mean((y_pred[:, np.array([0, 2])] - y_true) ** 2, axis=-1)
+
+    def build():
+        inputs = keras.Input((6,))
+        hidden = Centers()(keras.layers.Dense(8, activation="tanh")(inputs))
+        model = model_class(inputs, keras.layers.Dense(3)(Centers()(hidden)))
+        model.compile("adam", of_columns)
+        return model
+
+    assert_trains_as_alone(
+        build, lambda model: model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    )
+
+
 class Peak(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="peak")

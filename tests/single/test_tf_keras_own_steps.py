@@ -170,6 +170,31 @@ def test_a_sum_by_hand_of_rows_of_a_table(strategy, lookup):
     assert_as_on_one_device(strategy, loss)
 
 
+# Of no examples, each of these is a constant on JAX.
+LOSSES_WITHOUT_GRADIENT = {
+    "cross entropy": lambda z: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.zeros(tf.shape(z)[0], tf.int32), tf.concat([z, z * z], 1)
+    ),
+    "columns": lambda z: tf.concat([z, z * z], 1)[:, [0, 1]],
+    "gather": lambda z: tf.gather(tf.concat([z, z * z], 1), [1, 0, 1], axis=1),
+    "mask": lambda z: tf.boolean_mask(tf.concat([z, z * z], 1), np.array([False, True]), axis=1),
+    "quotient": lambda z: tf.math.divide_no_nan(z, 1.0 + z * z),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES_WITHOUT_GRADIENT)
+@pytest.mark.parametrize("penalty", [0.0, 0.1])
+def test_sums_by_hand_behind_which_no_examples_have_no_gradient(strategy, name, penalty):
+    def loss(model, x, y, weights, predictions):
+        count = all_reduce("SUM", tf.cast(tf.shape(x)[0], tf.float32))
+        centered = predictions - all_reduce("SUM", tf.reduce_sum(predictions)) / count
+        values = tf.reduce_sum(LOSSES_WITHOUT_GRADIENT[name](centered)) / BATCH
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return values + penalty * tf.reduce_sum(model.layers[1].kernel ** 2) / replicas
+
+    assert_as_on_one_device(strategy, loss)
+
+
 def needing_examples(model, x, y, weights, predictions):
     """Centers the predictions by the smallest, which no examples have."""
     return average(model, x, y, weights, predictions - tf.stop_gradient(jnp.min(predictions)))

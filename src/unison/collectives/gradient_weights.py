@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from unison.collectives.presence import note_combined
 from unison.thread_local import ThreadLocal
 
 _weight: ThreadLocal[float | None] = ThreadLocal(None)
@@ -37,11 +38,13 @@ def across_replicas(operation: Callable[[Any], Any], value: Any) -> Any:
     What comes from a replica of weight 0, whose loss may be NaN, reaches no parameters.
     """
     weight = _weight.value
-    if weight is None:
-        return operation(value)
     if weight:
         value = gradient_times(value, 1 / weight)
-    return gradient_times(operation(value), weight)
+    combined = operation(value)
+    if weight is not None:
+        combined = gradient_times(combined, weight)
+    note_combined(combined)
+    return combined
 
 
 def gradient_times(tree: Any, factor: float) -> Any:

@@ -25,6 +25,7 @@ from keras import ops
 from keras.src.backend import get_keras_mask
 from keras.src.losses import loss as keras_loss
 
+from unison.collectives.presence import with_gradient_through_combined
 from unison.runtime.placement import REPLICA_AXIS
 from unison.strategies.replica_share import ScaledBy, replica_share, scale_of_losses
 
@@ -128,6 +129,20 @@ class GlobalLoss:
             return local
         part = ops.divide_no_nan(local * divisor, all_replicas)
         return part if is_scaled_here else part / self._share
+
+
+def reaching_combined(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a model's `compute_loss_and_updates`, whose gradient every replica has.
+
+    See `with_gradient_through_combined`.
+    """
+
+    @functools.wraps(compute)
+    def computing(*args: Any, **kwargs: Any) -> Any:
+        loss, updates = compute(*args, **kwargs)
+        return with_gradient_through_combined(loss), updates
+
+    return computing
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from unison.lifting import (
     enter_replica,
     leave_replica,
 )
-from unison.lockstep import ByClass, run_in_lockstep
+from unison.lockstep import ByClass, are_in_lockstep, run_in_lockstep
 from unison.lowering.flops import count_flops
 from unison.program import (
     MIRRORED,
@@ -649,7 +649,8 @@ class CompiledStep:
                 lambda: [
                     self._tracer.trace(count, shares, structure, leaves, state, diverging)
                     for count in classes
-                ]
+                ],
+                lambda traces: are_in_lockstep([trace.jaxpr for trace in traces]),
             )
 
         traces = trace_all()

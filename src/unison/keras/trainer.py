@@ -30,7 +30,7 @@ from unison.keras.building import first_batch_of, fixes_batch_size, is_built
 from unison.keras.feeding import Feeder
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs, metric_results
-from unison.keras.losses import aggregating_scaled
+from unison.keras.losses import aggregating_scaled, reaching_combined
 from unison.keras.metrics import adopt_mean
 from unison.keras.optimizers import adopt_optimizer
 from unison.keras.pipelined_loss import with_pipelined_loss
@@ -131,7 +131,9 @@ class ReplicaTrainer:
             make_train_function=self._make_train_function,
             make_test_function=self._make_test_function,
             make_predict_function=self._make_predict_function,
-            compute_loss_and_updates=jax.named_scope(FORWARD)(with_pipelined_loss(model)),
+            compute_loss_and_updates=jax.named_scope(FORWARD)(
+                reaching_combined(with_pipelined_loss(model))
+            ),
             jax_state_sync=self._store_state,
             # They write one variable after another: all of them or none.
             reset_metrics=functools.partial(

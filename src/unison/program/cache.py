@@ -25,7 +25,7 @@ from unison.eager_fallback import needs_python
 from unison.interrupts import is_of_a_signal_handler, signals_held
 from unison.jaxprs import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
-from unison.lockstep import ByClass, LockstepError, run_in_lockstep
+from unison.lockstep import ByClass, LockstepError, are_in_lockstep, run_in_lockstep
 from unison.lowering.flops import count_flops
 from unison.program import numerics
 from unison.program.arguments import (
@@ -616,7 +616,9 @@ class ProgramCache:
             return traces, wanted
 
         while True:
-            traces, wanted = presence.of_all(trace_all)
+            traces, wanted = presence.of_all(
+                trace_all, lambda all_traced: are_in_lockstep([t.jaxpr for t in all_traced[0]])
+            )
             if not wanted:
                 return traces
             if traces:

@@ -571,6 +571,10 @@ class TraceLevel:
         with core.set_current_trace(self._trace):
             return jnp.copy(value)
 
+    def has(self, value: Any) -> bool:
+        """Whether `value` was computed at this level."""
+        return getattr(value, "_trace", core.eval_trace) is self._trace
+
 
 def let_jax_take(kind: type, value_of: Callable[[Any], jax.Array]) -> None:
     """Lets all functions of JAX take an instance of `kind` for the array that `value_of` gives.

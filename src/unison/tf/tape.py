@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from unison.collectives.presence import present_anywhere
+from unison.collectives.presence import combined_so_far, present_anywhere
 from unison.runtime.private_jax import (
     Recording,
 )
@@ -224,9 +224,11 @@ class GradientTape:
         unconnected: UnconnectedGradients,
         constants: Sequence[Any] = (),
     ) -> list[Any]:
-        level, pull = self._pullback(targets, sources, constants)
+        combined = [value for value in combined_so_far() if has_gradient(value.dtype)]
+        level, pull = self._pullback([*targets, *combined], sources, constants)
+        zeros = list(map(jnp.zeros_like, combined))
         try:
-            gradients = self._take(level, lambda: pull(_weights(targets, weights)))
+            gradients = self._take(level, lambda: pull([*_weights(targets, weights), *zeros]))
         except ValueError as error:
             if "Reverse-mode differentiation does not work for lax.while_loop" in str(error):
                 raise ValueError(_UNBOUNDED_LOOP) from error
