@@ -38,7 +38,13 @@ _LIBRARIES = ("unison", "jax", "jaxlib", "keras")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _SITE_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 
-_END_OF_CONTEXT = contextlib._GeneratorContextManager.__exit__.__code__
+#: The frames in which a generator may have stopped at its `yield` for good.
+_CONTEXT_MANAGER = (
+    contextlib._GeneratorContextManager.__enter__.__code__,
+    contextlib._GeneratorContextManager.__exit__.__code__,
+)
+
+_END_OF_STACK = contextlib.ExitStack.__exit__.__code__
 
 #: End what else a signal handler can leave open; called when an error leaves a public function.
 more_ends: list[Callable[[], object]] = []
@@ -94,16 +100,19 @@ def filter_traceback(function: _Function) -> _Function:
 
 
 def end_contexts(error: BaseException) -> None:
-    """Ends the context managers that a signal handler interrupted as they were about to end.
+    """Ends the context managers that a signal handler interrupted as they had begun or were to end.
 
-    A handler can raise at the first instruction of the `__exit__` of a generator's context manager.
-    What follows the generator's `yield` would run when the error is deleted; a notebook keeps it.
+    A handler can raise at the first instruction of the `__exit__` of a generator's context manager,
+    and at the last but one of its `__enter__`. What follows the generator's `yield` would run when
+    the error is deleted; a notebook keeps it.
     """
     for each in _chain(error):
         for trace in _walk(each.__traceback__):
             frame = trace.tb_frame
-            if frame.f_code is _END_OF_CONTEXT:
+            if frame.f_code in _CONTEXT_MANAGER:
                 frame.f_locals["self"].gen.close()  # does nothing if the generator has ended
+            elif frame.f_code is _END_OF_STACK:
+                frame.f_locals["self"].close()
     for end in more_ends:
         end()
 

@@ -31,6 +31,7 @@ from unison.interrupts import (
 from unison.keras import variables
 from unison.lifting import current_lift
 from unison.runtime import private_jax
+from unison.strategies import scope_observers
 from unison.strategies.replica_share import current_share
 
 #: A program: its form, how many signals, a seed and the loops are its arguments.
@@ -657,6 +658,7 @@ def test_a_variable_can_be_read_again_wherever_a_handler_interrupts_a_read(handl
 #: scopes, at whose end variables get their first values.
 ENDS_OF_CONTEXTS = (
     contextlib._GeneratorContextManager.__exit__.__code__,
+    contextlib.ExitStack.__exit__.__code__,
     private_jax.core.set_current_trace.__exit__.__code__,
     keras.StatelessScope.__exit__.__code__,
     SymbolicScope.__exit__.__code__,
@@ -666,8 +668,12 @@ ENDS_OF_CONTEXTS = (
 )
 
 
-def interrupted_where_a_context_ends(call, number):
-    """Calls `call`; a handler raises where a context ends for the `number`th time.
+#: Where a generator's context manager has run the generator to its `yield`.
+BEGIN_OF_CONTEXT = contextlib._GeneratorContextManager.__enter__.__code__
+
+
+def interrupted_at_a_context(call, number):
+    """Calls `call`; a handler raises where a context has begun or ends for the `number`th time.
 
     Returns the error, of which Keras can make another one; None if there are fewer contexts.
     """
@@ -675,7 +681,8 @@ def interrupted_where_a_context_ends(call, number):
 
     def profile(frame, event, argument):
         nonlocal ended
-        if event == "call" and frame.f_code in ENDS_OF_CONTEXTS:
+        has_begun = event == "c_return" and frame.f_code is BEGIN_OF_CONTEXT
+        if has_begun or (event == "call" and frame.f_code in ENDS_OF_CONTEXTS):
             ended += 1
             if ended == number:
                 signal.raise_signal(signal.SIGUSR1)
@@ -693,7 +700,7 @@ def interrupted_where_a_context_ends(call, number):
 
 
 @pytest.mark.parametrize("loop", ["run", "function", pytest.param("fit", marks=pytest.mark.soak)])
-def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_their_ends(handler, loop):
+def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_them(handler, loop):
     """The errors are kept, as a notebook does: nothing ends the scopes later."""
     strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
@@ -711,9 +718,10 @@ def test_a_thread_leaves_its_scopes_where_a_handler_interrupts_their_ends(handle
         return tf.function(step) if loop == "function" else step
 
     kept, models = [], []
-    while error := interrupted_where_a_context_ends(begin(), len(kept) + 1):
+    while error := interrupted_at_a_context(begin(), len(kept) + 1):
         kept.append(error)
         assert not unison.has_strategy()
+        assert not scope_observers._open_scopes
         assert current_lift() is None
         assert not isinstance(jax.numpy.ones(1), jax.core.Tracer)
         assert current_share() is None

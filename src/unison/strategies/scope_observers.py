@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from unison.interrupts import signals_held
+
 
 class ScopeObserver(Protocol):
     """Something that acts while scopes are open, in any thread."""
@@ -60,24 +62,32 @@ def as_outside_scopes(observer: ScopeObserver) -> Iterator[None]:
 @contextlib.contextmanager
 def observed_scope() -> Iterator[None]:
     """Counts a scope as open, for the observers."""
-    global _open_scopes
     if not _open_scopes:
         for prepare in _preparations:
             prepare()
-    with contextlib.ExitStack() as closing:
-        with _scopes_lock:
-            _open_scopes += 1
-            closing.callback(_close)
-            if _open_scopes == 1:
-                for observer in _observers:
-                    observer.opened()
+    is_counted = False
+    try:
+        with signals_held, _scopes_lock:
+            is_counted = True
+            _open()
         yield
+    finally:
+        if is_counted:
+            with signals_held, _scopes_lock:
+                _close()
+
+
+def _open() -> None:
+    global _open_scopes
+    _open_scopes += 1
+    if _open_scopes == 1:
+        for observer in _observers:
+            observer.opened()
 
 
 def _close() -> None:
     global _open_scopes
-    with _scopes_lock:
-        _open_scopes -= 1
-        if not _open_scopes:
-            for observer in reversed(_observers):
-                observer.closed()
+    _open_scopes -= 1
+    if not _open_scopes:
+        for observer in reversed(_observers):
+            observer.closed()
