@@ -146,9 +146,16 @@ class Averages(_ByExample):
 
 @keras.saving.register_keras_serializable("random programs")
 class DividesByBatch(_ByExample):
-    """Divides the sum of the examples' losses by the size of a global batch."""
+    """Divides the sum of the examples' losses by the size of a global batch, and adds a penalty."""
 
     global_batch = 1
+
+    def loss_of(self, x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
+        # Each replica adds its part of a penalty, also one without examples.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        squares = [tf.reduce_sum(variable**2) for variable in self.trainable_variables[:2]]
+        penalty = 0.01 * tf.cast(tf.add_n(squares), "float32") / replicas if squares else 0.0
+        return super().loss_of(x, y, predictions, sample_weight) + penalty
 
     def scaled(self, losses: Any) -> Any:
         return tf.reduce_sum(losses) / self.global_batch
