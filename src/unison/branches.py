@@ -109,6 +109,7 @@ def while_loop(
     body: Callable[[Any], Any],
     carry: Any,
     maximum_iterations: int | None = None,
+    first: Any = None,
 ) -> Any:
     """Applies `body` to the carry while `condition` holds, and returns the final carry.
 
@@ -121,47 +122,28 @@ def while_loop(
         carry: A pytree of arrays.
         maximum_iterations: The maximum number of iterations. If given, the loop supports
             reverse-mode differentiation, but the condition is always evaluated this many times.
+        first: The condition of the first carry, if it was evaluated already.
     """
-    holder = current_holder()
-    if holder is None:
-        return _while_loop(condition, body, carry, maximum_iterations)
-    assigned = _Trace.of(lambda: (condition(carry), body(carry)), current_lift(), holder).held
-
-    def holds(state: Any) -> Any:
-        with holder.inside(assigned, state[1]):
-            return condition(state[0])
-
-    def next_state(state: Any) -> Any:
-        with holder.inside(assigned, state[1]) as own:
-            return body(state[0]), own.values(assigned)
-
-    start = (carry, holder.values(assigned))
-    carry, values = _while_loop(holds, next_state, start, maximum_iterations)
-    holder.assign(assigned, values)
-    return carry
-
-
-def _while_loop(
-    condition: Callable[[Any], Any],
-    body: Callable[[Any], Any],
-    carry: Any,
-    maximum_iterations: int | None,
-) -> Any:
-    """`while_loop`, where a lift has the values of all variables."""
-    lift = current_lift()
-    if lift is None:
+    lift, holder = current_lift(), current_holder()
+    if lift is None and holder is None:
         return _repeat(condition, body, carry, maximum_iterations)
-    loop = _Loop(lift, lambda: (condition(carry), body(carry)))
+    if _Trace.of(lambda: condition(carry), lift, holder).assigns:
+
+        def next_and_holds(state: Any) -> Any:
+            new = body(state[0])
+            return new, condition(new)
+
+        # What the condition assigns, the body assigns: a condition of JAX's only returns a value.
+        start = (carry, condition(carry) if first is None else first)
+        return while_loop(lambda state: state[1], next_and_holds, start, maximum_iterations)[0]
+    loop = _Loop(lambda: (condition(carry), body(carry)))
 
     def holds(state: Any) -> Any:
-        with loop.inside(state):
-            held = condition(state[0])
-        return _agreed(held, lift) if loop.communicates else held
+        held = loop.asked(condition, state)
+        return held if lift is None or not loop.communicates else _agreed(held, lift)
 
     def next_state(state: Any) -> Any:
-        with loop.inside(state) as own:
-            new = body(state[0])
-        return loop.next_state(state, new, own)
+        return loop.after_round(lambda carry: (body(carry), None), state)[0]
 
     return loop.end(_repeat(holds, next_state, loop.start(carry), maximum_iterations))
 
@@ -180,40 +162,13 @@ def scan(
     Returns:
         The final carry, and the stacked results.
     """
-    example = jax.tree.map(lambda array: jnp.zeros(array.shape[1:], array.dtype), elements)
-    holder = current_holder()
-    if holder is None:
-        return _scan(body, carry, elements, reverse, example)
-    assigned = _Trace.of(lambda: body(carry, example), current_lift(), holder).held
-
-    def step(state: Any, element: Any) -> tuple[Any, Any]:
-        with holder.inside(assigned, state[1]) as own:
-            new, result = body(state[0], element)
-            return (new, own.values(assigned)), result
-
-    start = (carry, holder.values(assigned))
-    (carry, values), results = _scan(step, start, elements, reverse, example)
-    holder.assign(assigned, values)
-    return carry, results
-
-
-def _scan(
-    body: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    elements: Any,
-    reverse: bool,
-    example: Any,
-) -> tuple[Any, Any]:
-    """`scan`, where a lift has the values of all variables; `example` is like one of `elements`."""
-    lift = current_lift()
-    if lift is None:
+    if current_lift() is None and current_holder() is None:
         return lax.scan(body, carry, elements, reverse=reverse)
-    loop = _Loop(lift, lambda: body(carry, example))
+    example = jax.tree.map(lambda array: jnp.zeros(array.shape[1:], array.dtype), elements)
+    loop = _Loop(lambda: body(carry, example))
 
     def step(state: Any, element: Any) -> tuple[Any, Any]:
-        with loop.inside(state) as own:
-            new, result = body(state[0], element)
-        return loop.next_state(state, new, own), result
+        return loop.after_round(lambda carry: body(carry, element), state)
 
     state, results = lax.scan(step, loop.start(carry), elements, reverse=reverse)
     return loop.end(state), results
@@ -232,58 +187,78 @@ def shapes_of(function: Callable[[], Any]) -> Any:
 
 
 class _Loop:
-    """A loop whose body uses variables: their values are part of the carry.
+    """A loop whose body uses variables: their values are part of the state.
 
     Updates of variables that the body only adds to are summed, and combined once, after the loop.
 
     Args:
-        lift: The lift around the loop.
         round_: Runs one iteration on an example of the carry.
     """
 
-    def __init__(self, lift: Lift, round_: Callable[[], Any]):
-        trace = _Trace.of(round_, lift, None)
+    def __init__(self, round_: Callable[[], Any]):
+        self._lift, self._holder = current_lift(), current_holder()
+        trace = _Trace.of(round_, self._lift, self._holder)
         #: Whether a round has collective operations, for which all replicas must be in it.
         self.communicates = _communicates(trace)
-        self._lift = lift
         self._totals = [
             cell
             for cell, kind in trace.kinds.items()
             if kind is _Kind.ADDED and cell not in trace.reads
         ]
         self._values = [cell for cell in trace.kinds if cell not in self._totals]
+        self._held = trace.held
         self._diverging: set[Cell] = set()
 
     def start(self, carry: Any) -> Any:
         """Returns the state of the loop before its first iteration."""
+        lift, holder = self._lift, self._holder
         return (
             jax.tree.map(jnp.asarray, carry),
-            [self._lift.own_copy(cell) for cell in self._values],
+            [] if lift is None else [lift.own_copy(cell) for cell in self._values],
             [jnp.zeros(cell.aval.shape, cell.aval.dtype) for cell in self._totals],
+            [] if holder is None else holder.values(self._held),
         )
 
-    @contextlib.contextmanager
-    def inside(self, state: Any) -> Iterator[_BodyLift]:
-        """Context manager in which variables have their values in this iteration."""
-        own = _BodyLift(self._lift, dict(zip(self._values, state[1], strict=True)))
-        with reading_from(own):
-            yield own
+    def asked(self, condition: Callable[[Any], Any], state: Any) -> Any:
+        """Returns the condition of a carry, where variables have their values."""
+        with self._inside(state):
+            return condition(state[0])
 
-    def next_state(self, state: Any, carry: Any, own: _BodyLift) -> Any:
-        """Returns the state after an iteration."""
-        self._diverging.update(own.diverging)
-        left = own.leave()
-        values = [_value(own, cell, left) for cell in self._values]
-        totals = [t + left[cell][1] for cell, t in zip(self._totals, state[2], strict=True)]
-        return _as_before(carry, state[0]), values, totals
+    def after_round(self, body: Callable[[Any], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
+        """Returns the state after an iteration, and the second result of `body`."""
+        with self._inside(state) as (own, holding):
+            carry, result = body(state[0])
+            held = [] if holding is None else holding.values(self._held)
+        values, totals = state[1:3]
+        if own is not None:
+            self._diverging.update(own.diverging)
+            left = own.leave()
+            values = [_value(own, cell, left) for cell in self._values]
+            totals = [t + left[cell][1] for cell, t in zip(self._totals, totals, strict=True)]
+        return (_as_before(carry, state[0]), values, totals, held), result
+
+    @contextlib.contextmanager
+    def _inside(self, state: Any) -> Iterator[tuple[_BodyLift | None, Any]]:
+        """Context manager in which variables have their values in this iteration."""
+        own = holding = None
+        with contextlib.ExitStack() as stack:
+            if self._lift is not None:
+                own = _BodyLift(self._lift, dict(zip(self._values, state[1], strict=True)))
+                stack.enter_context(reading_from(own))
+            if self._holder is not None:
+                holding = stack.enter_context(self._holder.inside(self._held, state[3]))
+            yield own, holding
 
     def end(self, state: Any) -> Any:
         """Writes the variables; returns the carry."""
-        carry, values, totals = state
-        for cell, value in zip(self._values, values, strict=True):
-            _apply(self._lift, cell, _Kind.VALUE, [value], cell in self._diverging)
-        for cell, total in zip(self._totals, totals, strict=True):
-            self._lift.add(cell, total)
+        carry, values, totals, held = state
+        if self._lift is not None:
+            for cell, value in zip(self._values, values, strict=True):
+                _apply(self._lift, cell, _Kind.VALUE, [value], cell in self._diverging)
+            for cell, total in zip(self._totals, totals, strict=True):
+                self._lift.add(cell, total)
+        if self._holder is not None:
+            self._holder.assign(self._held, held)
         return carry
 
 
@@ -401,6 +376,11 @@ class _Trace:
     reads: set[Cell]
     diverging: list[Cell]
     held: list[Any]
+
+    @property
+    def assigns(self) -> bool:
+        """Whether it assigned variables."""
+        return bool(self.kinds or self.held)
 
     @classmethod
     def of(

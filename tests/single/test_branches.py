@@ -170,6 +170,18 @@ def test_the_condition_sees_what_the_body_wrote(two):
     assert float(count) == 6.0
 
 
+@pytest.mark.parametrize("bound", [None, 8])
+def test_a_condition_assigns_once_more_than_the_body_runs(two, bound):
+    count = variable(two, SUM)
+
+    def holds(i):
+        count.assign_add(0.5)
+        return i < 3
+
+    assert values(two.run(lambda: while_loop(holds, lambda i: i + 1, 0, bound))) == [3, 3]
+    assert float(count) == 4.0
+
+
 def test_a_loop_with_a_bound_can_be_differentiated(two):
     @jax.jit
     @jax.grad

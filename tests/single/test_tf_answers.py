@@ -55,6 +55,21 @@ def test_a_loop_changes_shapes_where_it_may():
         strategy.run(lengthened, args=(tf.constant(2),))
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_condition_of_a_loop_assigns_whenever_it_is_asked(compiles):
+    asked = tf.Variable(0.0)
+
+    def loop():
+        def holds(i):
+            asked.assign_add(1.0)
+            return i < 3
+
+        return tf.while_loop(holds, lambda i: [i + 1], [tf.constant(0)])
+
+    assert (tf.function(loop) if compiles else loop)()[0] == 3
+    assert asked.numpy() == 4.0
+
+
 def test_a_step_returns_a_variable_in_its_logs():
     class Counting(tf.keras.Model):
         def __init__(self):

@@ -174,7 +174,8 @@ def while_loop(
         raise ValueError("'loop_vars' must be provided.")
     limit = None if maximum_iterations is None else int(maximum_iterations)
     state = _tensors(loop_vars)
-    if known_truth(called(cond, *_arguments(state))) is None:
+    holds = called(cond, *_arguments(state))
+    if known_truth(holds) is None:
         state = _with_elements(state, body)
         try:
             return branches.while_loop(
@@ -182,6 +183,7 @@ def while_loop(
                 lambda state: _next(body, state),
                 state,
                 limit,
+                convert_to_tensor(holds),
             )
         except TypeError as error:
             if shape_invariants is None:
@@ -192,8 +194,9 @@ def while_loop(
                 "shape_invariants allow. Use a tf.TensorArray, or a tensor that is long enough."
             ) from error
     rounds = 0
-    while (limit is None or rounds < limit) and called(cond, *_arguments(state)):
+    while (limit is None or rounds < limit) and holds:
         state = _next(body, state)
+        holds = called(cond, *_arguments(state))
         rounds += 1
     return state
 
