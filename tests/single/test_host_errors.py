@@ -11,7 +11,7 @@ import pytest
 import unison
 import unison.tf as tf
 from subprocess_program import run_program
-from unison.program.host_errors import errors_of_callbacks
+from unison.program.host_errors import HostCalls
 from unison.runtime.private_jax import CALLBACK_LOGGERS
 from unison.tracebacks import user_frames
 
@@ -85,12 +85,14 @@ def test_jax_logs_nothing_of_an_error_that_is_raised(strategy, caplog):
 
 
 def test_what_is_logged_of_other_errors_is_logged_at_the_end(caplog):
-    with errors_of_callbacks():
+    def program():
         try:
             fails()
         except OwnError:
             CALLBACK_LOGGERS[0].exception("of another program")
         assert caplog.records == []
+
+    HostCalls().run(program)
     assert [record.message for record in caplog.records] == ["of another program"]
 
 
@@ -111,6 +113,47 @@ def test_variables_are_as_before_the_step_that_failed(strategy):
 
     raised(strategy.run, step, (jnp.ones(()),))
     assert float(variable) == 1.0
+
+
+def fails_above_two(x):
+    if np.max(x) > 2:
+        raise ERROR
+    return np.asarray(x)
+
+
+def checked(x):
+    return jax.pure_callback(fails_above_two, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_do_not_wait_for_the_one_that_fails(replicas):
+    strategy = unison.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    with strategy.scope():
+        total = unison.Variable(0.0, aggregation=unison.VariableAggregation.SUM)
+    good = unison.PerReplica([np.float32(1)] * replicas)
+    bad = unison.PerReplica([np.float32(1)] * (replicas - 1) + [np.float32(5)])
+    step = lambda x: total.assign_add(checked(x))  # noqa: E731
+    for number in range(1, 4):  # the program runs again
+        strategy.run(step, args=(good,))
+        assert raised(strategy.run, step, (bad,)) is ERROR
+        assert float(total) == number * replicas
+
+
+def test_replicas_do_not_wait_in_fit_for_the_one_that_fails():
+    class Checking(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.stop_gradient(checked(keras.ops.stop_gradient(x)))
+
+    with unison.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((3,)), Checking(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.ones((16, 3), "float32"), np.ones((16, 1), "float32")
+    model.fit(x, y, batch_size=8, verbose=0)
+    x[12:] = 5  # the second replica's part of the second batch
+    for steps in (3, 4):
+        with pytest.raises(OwnError):
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        assert int(model.optimizer.iterations.numpy()) == steps
 
 
 def test_the_error_itself_comes_out_of_fit(strategy):

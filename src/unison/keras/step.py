@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -51,7 +50,7 @@ from unison.program import (
     numerics,
 )
 from unison.program.building import CellForms, NamedTrace, lower_traces, split_update_at_home
-from unison.program.host_errors import errors_of_callbacks
+from unison.program.host_errors import HostCalls
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, piece_on
 from unison.runtime.elastic import ElasticPlacement
@@ -84,8 +83,8 @@ class _Program:
         bytes_sent: What a replica sends in a step, by the step's collectives.
         operations: The floating-point operations of a replica's products in a step.
         update: Computes further new state, at home.
-        may_fail: Whether a function of the host that it calls may raise while it runs. It leaves
-            the state alone, which is kept until it has ended.
+        host_calls: The functions of the host that it calls, if any, which may raise while it runs.
+            It leaves the state alone, which is kept until it has ended.
         stacked: Where batches of grouped steps wait. On CPUs, buffers of the stacked batches;
             elsewhere, the batches on the devices, which the program stacks.
         trial: The timing of its first executions, if they decide whether steps run together.
@@ -102,7 +101,7 @@ class _Program:
     bytes_sent: float
     operations: int
     update: HomeUpdate[int] | None = None
-    may_fail: bool = False
+    host_calls: HostCalls | None = None
     stacked: list[Any] = dataclasses.field(default_factory=list)
     trial: Trial | None = None
     single: tuple[Any, _Program] | None = None
@@ -515,11 +514,9 @@ class CompiledStep:
         donated = from_home([state[index] for index in program.donated])
         read_only = from_home([state[index] for index in program.read_only])
         try:
-            with errors_of_callbacks() if program.may_fail else contextlib.nullcontext():
-                results, new = program.execute(donated, read_only, batch, *count)
-                if program.may_fail:
-                    jax.block_until_ready((results, new))
-            self._results = results
+            run = functools.partial(program.execute, donated, read_only, batch, *count)
+            calls = program.host_calls
+            self._results, new = run() if calls is None else calls.run(run)
         except ProgramPlanned as planned:
             planned.state = self._bytes_on_each_device(state)
             planned.examples = program.shares.examples
@@ -658,9 +655,9 @@ class CompiledStep:
             traces = trace_all()
         written = sorted(set().union(*(trace.written for trace in traces)))
         self._tracer.localize(written, diverging, state)
-        may_fail = any(calls_host(trace.jaxpr.jaxpr) for trace in traces)
+        calls = HostCalls() if any(calls_host(trace.jaxpr.jaxpr) for trace in traces) else None
         update = None
-        if not may_fail:
+        if calls is None:
             traces, update = self._with_update_at_home(traces, written)
         of_a_group = traces[0].jaxpr
         operations = count_flops(of_a_group.jaxpr)
@@ -708,7 +705,7 @@ class CompiledStep:
 
         # Batches of given shares are as many as even ones; other uneven ones end an epoch.
         repeats = shares.are_even or proportions is not None
-        may_be_grouped = may_wait and repeats and update is None and not may_fail
+        may_be_grouped = may_wait and repeats and update is None and calls is None
         is_tried = may_be_grouped and group_size is None and is_measured(placement)
         if group_size is None:
             of_example = sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)
@@ -733,9 +730,10 @@ class CompiledStep:
                     *(MIRRORED for _ in (update.crossing if update is not None else ())),
                 ],
             ),
-            donate=() if may_fail else (0,),
+            donate=(0,) if calls is None else (),
             unchanged=unchanged if group_size == 1 else StepsInALoop(),
             name=f"{getattr(self._step, '__name__', 'a step')} of model {self._model.name!r}",
+            number=0 if calls is None else calls.number,
         )
         execute = compile_replicas(placement, part, self._strategy.communication_options)
         return _Program(
@@ -749,7 +747,7 @@ class CompiledStep:
             bytes_sent=bytes_in(of_a_group.jaxpr, placement.num_replicas),
             operations=operations,
             update=update,
-            may_fail=may_fail,
+            host_calls=calls,
             trial=Trial() if is_tried else None,
         )
 

@@ -51,7 +51,7 @@ from unison.program.control_flow import (
     converted_if_needed,
     raising_caught,
 )
-from unison.program.host_errors import errors_of_callbacks
+from unison.program.host_errors import HostCalls
 from unison.program.identity import Calling, identity
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, enter_alone, piece_on
@@ -148,8 +148,8 @@ class _Program:
         runs: The number of runs.
         taken: The arrays that an unfinished run has taken from `written`.
         returned: The results that XLA has returned in that run: at most one element.
-        may_fail: Whether it has host callbacks, which may raise while it runs. Then it does not
-            overwrite the old values, which are kept until it has ended.
+        host_calls: Its host callbacks, if it has any, which may raise while it runs. Then it does
+            not overwrite the old values, which are kept until it has ended.
         operations: The floating-point operations of a replica's products.
         forms: The forms of `cells` when it was compiled.
     """
@@ -163,7 +163,7 @@ class _Program:
     runs: int = 0
     taken: list[jax.Array] = dataclasses.field(default_factory=list)
     returned: list[Any] = dataclasses.field(default_factory=list)
-    may_fail: bool = False
+    host_calls: HostCalls | None = None
     operations: int = 0
     forms: CellForms = dataclasses.field(init=False)
 
@@ -351,7 +351,7 @@ class ProgramCache:
 
     def _execute(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
         jitted = program.execute.jitted
-        is_slow = program.may_fail or program.runs <= _SLOW_RUNS
+        is_slow = program.host_calls is not None or program.runs <= _SLOW_RUNS
         is_at_home = program.update is not None or self.placement.home is not None
         if jitted is None or is_slow or is_at_home or numerics.are_checked():
             with signals_held:
@@ -405,10 +405,9 @@ class ProgramCache:
         """Executes a program with signal handlers deferred: more Python code runs than the call."""
         read_only = self.placement.from_home([self._read_only(cell) for cell in program.read])
         donated = self.placement.from_home([cell.take() for cell in program.written])
-        with errors_of_callbacks() if program.may_fail else nullcontext():
-            outputs, new_values, crossing = program.execute(donated, read_only, operands)
-            if program.may_fail:
-                jax.block_until_ready((outputs, new_values))
+        run = functools.partial(program.execute, donated, read_only, operands)
+        calls = program.host_calls
+        outputs, new_values, crossing = run() if calls is None else calls.run(run)
         if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
             raise RuntimeError(INSIDE_A_TRANSFORMATION)
         for cell, value in zip(program.written, new_values, strict=True):
@@ -486,9 +485,9 @@ class ProgramCache:
             )
         for cell in _in_order(trace.diverging for trace in traces):
             cell.localize()
-        may_fail = any(calls_host(trace.jaxpr.jaxpr) for trace in traces)
+        calls = HostCalls() if any(calls_host(trace.jaxpr.jaxpr) for trace in traces) else None
         update = None
-        if not may_fail:
+        if calls is None:
             traces, update = self._with_update_at_home(traces, descriptions)
         operations = count_flops(traces[0].jaxpr.jaxpr)
         traces, lower = lower_traces(placement, traces)
@@ -542,9 +541,10 @@ class ProgramCache:
                 [cell_spec(cell) for cell in written],
                 [MIRRORED for _ in traces[0].crossing],
             ),
-            donate=() if may_fail else (0,),
+            donate=(0,) if calls is None else (),
             unchanged=lambda args, outputs: (outputs[0], args[0], outputs[2]),
             name=f"run of {getattr(function, '__name__', function)}",
+            number=0 if calls is None else calls.number,
         )
         execute = compile_replicas(placement, part, self._communication())
         return _Program(
@@ -554,7 +554,7 @@ class ProgramCache:
             structures[0],
             results,
             update,
-            may_fail=may_fail,
+            host_calls=calls,
             operations=operations,
         )
 

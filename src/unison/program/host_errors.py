@@ -1,4 +1,4 @@
-"""The original errors of host callbacks in programs.
+"""Programs that call functions on the host, which may raise.
 
 XLA converts the exception that a callback raises (of `jax.pure_callback`, `io_callback`,
 `jax.debug.callback`, an assertion) to text, and JAX raises a JaxRuntimeError with that text. The
@@ -10,52 +10,93 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import jax
 
 from unison.runtime.private_jax import CALLBACK_LOGGERS, finish_effects
+from unison.runtime.shared_memory import fail_program, new_program, recover_program
+
+T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def errors_of_callbacks() -> Iterator[None]:
-    """Context manager in which a program raises the original exceptions of its host callbacks.
+class HostCalls:
+    """The host callbacks of a program, any of which may raise, on any replica.
 
-    The program must finish inside it. If callbacks fail on several replicas, the first exception is
-    raised. JAX's log records of exceptions that are not raised here are logged at the end.
+    Attributes:
+        number: The program's number, for its `ReplicaFunction`.
     """
-    logged = _Logged()
-    for logger in CALLBACK_LOGGERS:
-        logger.addFilter(logged)
-    failed: jax.errors.JaxRuntimeError | None = None
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if not logged.records:
-            raise
-        failed = error
-    finally:
+
+    def __init__(self) -> None:
+        self.number = new_program()
+
+    def run(self, program: Callable[[], T]) -> T:
+        """Runs the program to its end; raises the original exception of a callback.
+
+        If callbacks fail on several replicas, the first exception is raised. Other replicas of this
+        process that wait for one that has failed do not wait any longer.
+        """
+        recover_program(self.number)
+        with self._errors():
+            results = program()
+            try:
+                return jax.block_until_ready(results)
+            except jax.errors.JaxRuntimeError:
+                _wait_for_each(results)
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Context manager in which the exceptions of callbacks are raised.
+
+        JAX's log records of exceptions that are not raised here are logged at the end.
+        """
+        logged = _Logged(self.number)
         for logger in CALLBACK_LOGGERS:
-            logger.removeFilter(logged)
-        if failed is None:
-            for record in logged.records:
-                logging.getLogger(record.name).handle(record)
-    if failed is not None:
-        # Otherwise JAX would raise it again when the process ends.
-        finish_effects()
-        first = logged.errors[0]
-        own = first.__context__
+            logger.addFilter(logged)
+        failed: jax.errors.JaxRuntimeError | None = None
         try:
-            raise first
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if not logged.records:
+                raise
+            failed = error
         finally:
-            first.__context__ = own  # rather than JAX's error for it
+            for logger in CALLBACK_LOGGERS:
+                logger.removeFilter(logged)
+            if failed is None:
+                for record in logged.records:
+                    logging.getLogger(record.name).handle(record)
+        if failed is not None:
+            # Otherwise JAX would raise it again when the process ends.
+            finish_effects()
+            first = logged.errors[0]
+            own = first.__context__
+            try:
+                raise first
+            finally:
+                first.__context__ = own  # rather than JAX's error for it
+
+
+def _wait_for_each(results: Any) -> None:
+    """Waits until no replica computes any longer; some may have failed."""
+    for array in jax.tree.leaves(results):
+        for shard in array.addressable_shards:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                shard.data.block_until_ready()
 
 
 class _Logged(logging.Filter):
-    """Withholds and keeps the log records of exceptions."""
+    """Withholds and keeps the log records of exceptions.
 
-    def __init__(self) -> None:
+    Args:
+        program: The number of the program that they fail.
+    """
+
+    def __init__(self, program: int) -> None:
         super().__init__()
+        self._program = program
         self.records: list[logging.LogRecord] = []
         self.errors: list[BaseException] = []
 
@@ -65,4 +106,5 @@ class _Logged(logging.Filter):
             return True
         self.records.append(record)
         self.errors.append(error)
+        fail_program(self._program, f"Another replica has failed: {type(error).__name__}: {error}")
         return False

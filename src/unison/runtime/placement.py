@@ -432,7 +432,8 @@ class Placement:
         if memory is not None:
             part = with_ticket(part, memory.program(part.function), PartitionSpec(REPLICA_AXIS))
         elif self.exchanges_buffers:
-            function = between_buffers(part.function, self.num_replicas, REPLICA_AXIS)
+            replicas = self.num_replicas
+            function = between_buffers(part.function, replicas, REPLICA_AXIS, part.number)
             part = dataclasses.replace(part, function=function)
         jitted = self.jitted(part)
         compiled = watched(jitted, part.name) if self.spans_processes else jitted

@@ -32,6 +32,7 @@ class ReplicaFunction:
             workers that may change needs it (see `unison.runtime.elastic`); elsewhere, a program
             takes effect or raises.
         compiler_options: Options of XLA, as for `jax.jit`.
+        number: From `new_program`, if the program may fail on one replica while others wait for it.
     """
 
     function: Callable[..., Any]
@@ -41,6 +42,7 @@ class ReplicaFunction:
     name: str = "a program"
     unchanged: Unchanged | None = None
     compiler_options: Mapping[str, Any] | None = None
+    number: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

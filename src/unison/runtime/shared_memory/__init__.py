@@ -7,12 +7,21 @@ it. The replicas of one process read and write each other's buffers (`between_bu
 """
 
 from unison.runtime.shared_memory.group import SharedMemory, share_memory, shared_memory_of
-from unison.runtime.shared_memory.in_process import are_in_this_process, between_buffers
+from unison.runtime.shared_memory.in_process import (
+    are_in_this_process,
+    between_buffers,
+    fail_program,
+    new_program,
+    recover_program,
+)
 
 __all__ = [
     "SharedMemory",
     "are_in_this_process",
     "between_buffers",
+    "fail_program",
+    "new_program",
+    "recover_program",
     "share_memory",
     "shared_memory_of",
 ]

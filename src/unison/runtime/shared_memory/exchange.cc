@@ -312,8 +312,8 @@ ffi::Error exchange(int64_t kind, std::string_view words, ffi::Span<const int64_
 
 RendezvousMap& meetings = *new RendezvousMap;
 
-ffi::Error exchange_in_process(ffi::RunId run, int64_t size, int64_t spins, double seconds,
-                               int64_t kind, std::string_view words,
+ffi::Error exchange_in_process(ffi::RunId run, int64_t program, int64_t size, int64_t spins,
+                               double seconds, int64_t kind, std::string_view words,
                                ffi::Span<const int64_t> senders, ffi::Buffer<ffi::U32> ticket,
                                ffi::RemainingArgs operands,
                                ffi::Result<ffi::Buffer<ffi::U32>> next,
@@ -324,7 +324,7 @@ ffi::Error exchange_in_process(ffi::RunId run, int64_t size, int64_t spins, doub
         const uint32_t rank = ticket[kRank];
         const Label label(ticket[kOperation]++, kind, words);
         const int64_t source = kind == kPermute ? senders[rank] : -1;
-        const ffi::Error error = meetings.at(run.run_id, size, label, kind, seconds)
+        const ffi::Error error = meetings.at(run.run_id, program, size, label, kind, seconds)
                                      ->run(rank, label, in, out, combine, source, spins);
         if (kind == kPermute && source < 0) out.clear();
         return error;
@@ -357,6 +357,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(unison_exchange, unison::exchange,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unison_exchange_in_process, unison::exchange_in_process,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::RunId>()
+                                  .Attr<int64_t>("program")
                                   .Attr<int64_t>("size")
                                   .Attr<int64_t>("spins")
                                   .Attr<double>("seconds")
@@ -452,6 +453,15 @@ void unison_exchange_abort(int64_t number, const char* reason) {
   const auto group = unison::find(number);
   if (group != nullptr) group->abort(xla::ffi::Error(xla::ffi::ErrorCode::kUnavailable, reason));
 }
+
+// Ends all waiting of the replicas of this process in a program, now and until it recovers; `reason`
+// says why.
+void unison_exchange_fail(int64_t program, const char* reason) {
+  unison::meetings.fail(program, xla::ffi::Error(xla::ffi::ErrorCode::kAborted, reason));
+}
+
+// Lets a program that has failed run again.
+void unison_exchange_recover(int64_t program) { unison::meetings.recover(program); }
 
 // Ends the group in this process: operations that still come to it fail, and when the last one has
 // left, its memory is unmapped and its sockets are closed. Others may still end their last one.

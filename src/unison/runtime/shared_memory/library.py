@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import enum
 import functools
 import re
@@ -110,9 +111,24 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "abort": (None, [_NUMBER, ctypes.c_char_p]),
+    "fail": (None, [_NUMBER, ctypes.c_char_p]),
+    "recover": (None, [_NUMBER]),
     "close": (None, [_NUMBER]),
     "reason": (ctypes.c_int, [_NUMBER, ctypes.c_char_p, ctypes.c_size_t]),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class InProcess:
+    """The replicas of a program that are all in this process.
+
+    Attributes:
+        replicas: How many.
+        program: The number of the program, if it may fail on one of them; else 0.
+    """
+
+    replicas: int
+    program: int = 0
 
 
 @functools.cache
@@ -166,7 +182,7 @@ def exchange(
     shapes: Sequence[tuple[int, ...]],
     in_place: Sequence[bool],
     senders: Sequence[int] = (),
-    replicas_here: int = 0,
+    here: InProcess | None = None,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Adds an operation to the program that is being traced.
 
@@ -180,8 +196,7 @@ def exchange(
         in_place: For every operand, whether the result may overwrite it. If the operand is used
             afterwards, XLA copies it first.
         senders: For `PERMUTE`, the rank from which each rank receives; -1 for none.
-        replicas_here: The number of replicas, if all are in this process, and exchange values
-            between their buffers.
+        here: The replicas, if all are in this process, and exchange values between their buffers.
 
     Returns:
         The ticket of the next operation, and the results.
@@ -191,7 +206,7 @@ def exchange(
         for shape, operand in zip(shapes, operands, strict=True)
     ]
     call = jax.ffi.ffi_call(
-        TARGET_IN_PROCESS if replicas_here else TARGET,
+        TARGET if here is None else TARGET_IN_PROCESS,
         [jax.ShapeDtypeStruct(ticket.shape, ticket.dtype), *results],
         input_output_aliases={i: i for i, may in enumerate([True, *in_place]) if may},
     )
@@ -200,10 +215,11 @@ def exchange(
         "words": words,
         "senders": np.asarray(senders, np.int64),
     }
-    if replicas_here:
-        attributes["size"] = np.int64(replicas_here)
+    if here is not None:
+        attributes["program"] = np.int64(here.program)
+        attributes["size"] = np.int64(here.replicas)
         attributes["spins"] = np.int64(
-            _SPINS_IN_PROCESS if available_cores() >= replicas_here else 0
+            _SPINS_IN_PROCESS if available_cores() >= here.replicas else 0
         )
         attributes["seconds"] = np.float64(_SECONDS_IN_PROCESS)
     ticket, *outputs = call(ticket, *operands, **attributes)

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,6 +34,13 @@ class Rendezvous {
   Rendezvous(uint32_t size, const Label& label, int64_t kind, double seconds)
       : size_(size), label_(label), kind_(kind), halt_(seconds, nullptr), in_(size), out_(size) {}
   Rendezvous(const Rendezvous&) = delete;
+
+  // Ends the waiting for replicas that have not arrived. When all have, they use each other's
+  // buffers, and go on.
+  void fail(const ffi::Error& why) {
+    std::lock_guard<std::mutex> lock(arriving_);
+    if (!reached(arrived_, size_)) halt_.raise(why);
+  }
 
   // A replica's part. `source` is the rank whose operand it receives, for `kPermute`; -1 for none.
   ffi::Error run(uint32_t rank, const Label& label, const Span& in, const Span& out,
@@ -150,26 +158,50 @@ class Rendezvous {
 // operation's number. Never destroyed: a thread of XLA may be here when the process ends.
 class RendezvousMap {
  public:
-  std::shared_ptr<Rendezvous> at(int64_t run, uint32_t size, const Label& label, int64_t kind,
-                                 double seconds) {
+  // `program` is the number by which the program may be failed; 0 for none.
+  std::shared_ptr<Rendezvous> at(int64_t run, int64_t program, uint32_t size, const Label& label,
+                                 int64_t kind, double seconds) {
     const auto key = std::make_tuple(run, label.operation, size);
     std::lock_guard<std::mutex> lock(mutex_);
     Waiting& waiting = waiting_[key];
     if (waiting.rendezvous == nullptr) {
+      waiting.program = program;
       waiting.rendezvous = std::make_shared<Rendezvous>(size, label, kind, seconds);
+      const auto why = failed_.find(program);
+      if (why != failed_.end()) waiting.rendezvous->fail(why->second);
     }
     const auto found = waiting.rendezvous;
     if (++waiting.arrived == size) waiting_.erase(key);
     return found;
   }
 
+  // Ends all waiting in runs of a program, now and until `recover`: a replica of it has failed.
+  void fail(int64_t program, const ffi::Error& why) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failed_.emplace(program, why);
+    for (auto& [key, waiting] : waiting_) {
+      if (waiting.program == program) waiting.rendezvous->fail(why);
+    }
+  }
+
+  // Lets a program that has failed run again. Its replicas have left the run that failed.
+  void recover(int64_t program) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failed_.erase(program) == 0) return;
+    for (auto each = waiting_.begin(); each != waiting_.end();) {
+      each = each->second.program == program ? waiting_.erase(each) : std::next(each);
+    }
+  }
+
  private:
   struct Waiting {
+    int64_t program = 0;
     std::shared_ptr<Rendezvous> rendezvous;
     uint32_t arrived = 0;
   };
   std::mutex mutex_;
   std::map<std::tuple<int64_t, uint64_t, uint32_t>, Waiting> waiting_;
+  std::map<int64_t, ffi::Error> failed_;
 };
 
 }  // namespace unison

@@ -31,7 +31,7 @@ from unison.jaxprs import (
     value_of,
 )
 from unison.runtime.private_jax import added_as_traced, in_scopes_of, scan_with
-from unison.runtime.shared_memory.library import Kind, Ticket, exchange
+from unison.runtime.shared_memory.library import InProcess, Kind, Ticket, exchange
 
 logger = logging.getLogger("unison")
 
@@ -58,20 +58,20 @@ class Ticketed:
     Args:
         function: The function.
         hosts: The replicas of every machine.
-        are_here: Whether all replicas are in this process.
+        here: The replicas, if all are in this process.
     """
 
-    def __init__(self, function: Callable[..., Any], hosts: _Hosts, are_here: bool = False):
+    def __init__(self, function: Callable[..., Any], hosts: _Hosts, here: InProcess | None = None):
         self._function = function
         self._hosts = hosts
-        self._are_here = are_here
+        self._here = here
 
     def __call__(self, ticket: jax.Array, *args: Any) -> tuple[jax.Array, Any]:
         leaves, tree = jax.tree.flatten(args)
         closed, shapes = jax.make_jaxpr(
             lambda *flat: self._function(*jax.tree.unflatten(tree, flat)), return_shape=True
         )(*leaves)
-        run = _Run(ticket, self._hosts, leaves, are_here=self._are_here)
+        run = _Run(ticket, self._hosts, leaves, here=self._here)
         outputs = run.function(closed, leaves)
         return run.ticket, jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
@@ -138,12 +138,12 @@ class _Run:
         hosts: _Hosts,
         arguments: Sequence[Any],
         may_fail: bool = False,
-        are_here: bool = False,
+        here: InProcess | None = None,
     ):
         self.ticket = ticket
         self._hosts = hosts
-        #: The number of replicas, if all are in this process.
-        self._replicas_here = len(hosts[0]) if are_here else 0
+        #: The replicas, if all are in this process.
+        self._here = here
         #: Whether a branch is evaluated, which some replicas may not take. They exchange with those
         #: who do what other branches have in its place.
         self._is_in_branch = False
@@ -177,7 +177,7 @@ class _Run:
         out: tickets pass through exchanges, so XLA would keep them.
         """
         values = bound_variables(closed, args)
-        all_do_the_same = self._replicas_here and not self._is_in_branch
+        all_do_the_same = self._here and not self._is_in_branch
         needed = needed_equations(closed.jaxpr) if all_do_the_same else closed.jaxpr.eqns
         for equations in _in_groups(needed):
             values |= self._evaluated(equations, values)
@@ -353,7 +353,7 @@ class _Run:
         self.has_exchanged |= kind is not Kind.PASS
         in_place = [kind in _KEEPS_SHAPE and id(array) not in self._arguments for array in arrays]
         self.ticket, outputs = exchange(
-            kind, words, self.ticket, arrays, shapes, in_place, senders, self._replicas_here
+            kind, words, self.ticket, arrays, shapes, in_place, senders, self._here
         )
         return outputs
 
