@@ -93,6 +93,24 @@ def one_raises(strategy):
     steps(strategy, 1, raising)
 
 
+def a_function_on_the_host_fails_on_one_replica(strategy):
+    with strategy.scope():
+        total = unison.Variable(0.0, aggregation=unison.VariableAggregation.SUM)
+    failing = 2  # the first replica of the second worker, whose other one waits for it
+
+    def unwell(index):
+        if index == failing:
+            raising()
+        return np.float32(1)
+
+    def train_step():
+        index = unison.get_replica_context().replica_id_in_sync_group
+        one = jax.pure_callback(unwell, jax.ShapeDtypeStruct((), np.float32), index)
+        total.assign_add(one)
+
+    strategy.run(train_step)
+
+
 def one_is_interrupted(strategy):
     steps(strategy, 1, interrupted)
 

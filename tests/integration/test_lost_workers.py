@@ -38,9 +38,9 @@ class Ended:
         return self.output.partition("CAUGHT ")[2].partition("\nEND")[0]
 
 
-def run(program, workers=2, timeout=60.0, implementation="AUTO", stays=None):
+def run(program, workers=2, timeout=60.0, implementation="AUTO", stays=None, devices=1):
     """Runs a program in several processes; `stays` is one that nobody waits for."""
-    environments = worker_environments(cluster_on_this_machine(workers), 1)
+    environments = worker_environments(cluster_on_this_machine(workers), devices)
     with contextlib.ExitStack() as ending:
         nothing = ending.enter_context(open(os.devnull, "rb"))
         files = [ending.enter_context(tempfile.TemporaryFile()) for _ in environments]
@@ -119,6 +119,14 @@ def test_the_error_of_a_worker_is_told_to_the_others(program, exit_code, error, 
     )
     assert culprit.exit_code == exit_code
     assert culprit.output.rstrip().endswith(shown)
+
+
+def test_no_replica_waits_for_one_whose_function_on_the_host_has_failed():
+    survivor, culprit = run("a_function_on_the_host_fails_on_one_replica", devices=2)
+    assert re.match(
+        rf"UnavailableError: {name_of(1)} has failed: ValueError: one is unwell\. ", survivor.caught
+    ), survivor.output
+    assert culprit.output.rstrip().endswith("ValueError: one is unwell"), culprit.output
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_what_is_logged_of_other_errors_is_logged_at_the_end(caplog):
             CALLBACK_LOGGERS[0].exception("of another program")
         assert caplog.records == []
 
-    HostCalls().run(program)
+    HostCalls(jax.devices()).run(program)
     assert [record.message for record in caplog.records] == ["of another program"]
 
 

@@ -655,7 +655,8 @@ class CompiledStep:
             traces = trace_all()
         written = sorted(set().union(*(trace.written for trace in traces)))
         self._tracer.localize(written, diverging, state)
-        calls = HostCalls() if any(calls_host(trace.jaxpr.jaxpr) for trace in traces) else None
+        may_fail = any(calls_host(trace.jaxpr.jaxpr) for trace in traces)
+        calls = HostCalls(placement.devices) if may_fail else None
         update = None
         if calls is None:
             traces, update = self._with_update_at_home(traces, written)

@@ -485,7 +485,8 @@ class ProgramCache:
             )
         for cell in _in_order(trace.diverging for trace in traces):
             cell.localize()
-        calls = HostCalls() if any(calls_host(trace.jaxpr.jaxpr) for trace in traces) else None
+        may_fail = any(calls_host(trace.jaxpr.jaxpr) for trace in traces)
+        calls = HostCalls(placement.devices) if may_fail else None
         update = None
         if calls is None:
             traces, update = self._with_update_at_home(traces, descriptions)

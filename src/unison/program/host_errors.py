@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 
 from unison.runtime.private_jax import CALLBACK_LOGGERS, finish_effects
-from unison.runtime.shared_memory import fail_program, new_program, recover_program
+from unison.runtime.shared_memory import (
+    fail_program,
+    new_program,
+    recover_program,
+    shared_memory_of,
+)
 
 T = TypeVar("T")
 
@@ -24,18 +29,23 @@ T = TypeVar("T")
 class HostCalls:
     """The host callbacks of a program, any of which may raise, on any replica.
 
+    Args:
+        replica_devices: The devices of all replicas.
+
     Attributes:
         number: The program's number, for its `ReplicaFunction`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replica_devices: Sequence[jax.Device]) -> None:
         self.number = new_program()
+        self._memory = shared_memory_of(tuple(replica_devices))
 
     def run(self, program: Callable[[], T]) -> T:
         """Runs the program to its end; raises the original exception of a callback.
 
-        If callbacks fail on several replicas, the first exception is raised. Other replicas of this
-        process that wait for one that has failed do not wait any longer.
+        If callbacks fail on several replicas, the first exception is raised. Other replicas that
+        wait for one that has failed do not wait any longer; those of other processes exchange
+        nothing any more.
         """
         recover_program(self.number)
         with self._errors():
@@ -52,7 +62,7 @@ class HostCalls:
 
         JAX's log records of exceptions that are not raised here are logged at the end.
         """
-        logged = _Logged(self.number)
+        logged = _Logged(self._end_waiting)
         for logger in CALLBACK_LOGGERS:
             logger.addFilter(logged)
         failed: jax.errors.JaxRuntimeError | None = None
@@ -78,6 +88,12 @@ class HostCalls:
             finally:
                 first.__context__ = own  # rather than JAX's error for it
 
+    def _end_waiting(self, error: BaseException) -> None:
+        reason = f"Another replica has failed: {type(error).__name__}: {error}"
+        fail_program(self.number, reason)
+        if self._memory is not None:
+            self._memory.abort(reason)
+
 
 def _wait_for_each(results: Any) -> None:
     """Waits until no replica computes any longer; some may have failed."""
@@ -91,12 +107,12 @@ class _Logged(logging.Filter):
     """Withholds and keeps the log records of exceptions.
 
     Args:
-        program: The number of the program that they fail.
+        on_error: Called with each exception.
     """
 
-    def __init__(self, program: int) -> None:
+    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
         super().__init__()
-        self._program = program
+        self._on_error = on_error
         self.records: list[logging.LogRecord] = []
         self.errors: list[BaseException] = []
 
@@ -106,5 +122,5 @@ class _Logged(logging.Filter):
             return True
         self.records.append(record)
         self.errors.append(error)
-        fail_program(self._program, f"Another replica has failed: {type(error).__name__}: {error}")
+        self._on_error(error)
         return False
