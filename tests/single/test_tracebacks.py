@@ -1,10 +1,13 @@
 """What a user sees of a failure: one traceback, which ends in the user's own line."""
 
+import contextlib
 import functools
 import json
 import re
 import sys
 import textwrap
+import traceback
+import types
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +126,40 @@ def square(x):
 square(tf.ones((2, 2)))
 """,
         "unison.errors.InvalidArgumentError",
+    ),
+    "in an operation outside of functions": (
+        """
+import unison.tf as tf
+x = tf.ones((2, 2))
+x + tf.ones((3, 3))  # here
+""",
+        "TypeError",
+    ),
+    "in an operation of a variable on a tape": (
+        """
+import unison.tf as tf
+v = tf.Variable(tf.ones((2, 2)))
+with tf.GradientTape() as tape:
+    tf.matmul(v, tf.ones((3, 3)))  # here
+""",
+        "unison.errors.InvalidArgumentError",
+    ),
+    "in a layer of one's own": (
+        """
+import unison.tf as tf
+class Failing(tf.keras.layers.Layer):
+    def call(self, x):
+        raise ValueError("mine")  # here
+Failing()(tf.ones(2))
+""",
+        "ValueError",
+    ),
+    "where there is no checkpoint": (
+        """
+import unison.tf as tf
+tf.train.Checkpoint().restore("/there/is/none")  # here
+""",
+        "unison.errors.NotFoundError",
     ),
     "in the function of a map": (
         """
@@ -288,6 +325,55 @@ def test_a_hook_of_the_programs_own_stays(monkeypatch):
     assert sys.excepthook is own
 
 
+class Shell:
+    """What IPython's shell has to do with errors."""
+
+    custom_exceptions = ()
+
+    def set_custom_exc(self, kinds, show):
+        self.custom_exceptions, self.show = kinds, show
+
+    def showtraceback(self, error, tb_offset=None):
+        self.shown = error
+
+
+def test_a_notebook_shows_the_users_frames(monkeypatch):
+    shell = Shell()
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    uncaught.install()
+    error = raised(jnp.matmul, jnp.ones((2, 2)), jnp.ones((3, 3)))
+    trace = error.__traceback__
+    assert isinstance(error, shell.custom_exceptions)
+    shell.show(shell, type(error), error, trace)
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(shell.shown[2])]
+    assert frames == [__file__]
+
+
+def test_a_notebooks_own_hook_stays(monkeypatch):
+    shell = Shell()
+    shell.custom_exceptions = (ValueError,)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    uncaught.install()
+    assert shell.custom_exceptions == (ValueError,)
+
+
+def test_a_scope_of_the_programs_own_ends_where_its_interrupted_end_is_shown(mirrored):
+    """A notebook keeps the error: nothing else would end the scope."""
+
+    def interrupted(frame, event, argument):
+        if event == "call" and frame.f_code is end:
+            raise KeyboardInterrupt
+
+    end = contextlib._GeneratorContextManager.__exit__.__code__
+
+    with pytest.raises(KeyboardInterrupt) as caught, mirrored.scope():
+        sys.setprofile(interrupted)
+    sys.setprofile(None)
+    assert unison.has_strategy()
+    uncaught.show(KeyboardInterrupt, caught.value, caught.tb)
+    assert not unison.has_strategy()
+
+
 def test_an_error_without_the_users_frames_is_shown_whole(capsys):
     error = raised(unison.OneDeviceStrategy, "no device")
     error.__traceback__ = error.__traceback__.tb_next
@@ -321,6 +407,12 @@ strategy.run(lambda x: x, args=(jnp.ones(3),))
 interrupt_soon()
 def train(): strategy.run(jnp.sin, args=(jnp.ones(3),))  # here
 while True: train()  # here
+""",
+    "operations": """
+import unison.tf as tf
+interrupt_soon()
+x = tf.ones((64, 64))
+while True: x = tf.matmul(x, x) * 1e-3  # here
 """,
     "a pass over a dataset, with worker processes": """
 import time

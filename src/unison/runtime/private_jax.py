@@ -766,8 +766,9 @@ class _Following:
 
     def follow(self, value: Any, tangent: Any) -> None:
         """Gives `value` a tangent."""
-        key, tangents = id(value), self._tangents
-        tangents[key] = (weakref.ref(value, lambda _: tangents.pop(key, None)), tangent)
+        # Not a function in Python: what a signal handler raises in one is lost.
+        forget = functools.partial(self._tangents.pop, id(value))
+        self._tangents[id(value)] = (weakref.ref(value, forget), tangent)
 
     def tangent_of(self, value: Any) -> Any:
         """Returns the tangent of `value`, or None."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import unison
 from unison.lazy_loader import attach_stub
+from unison.runtime import uncaught
 from unison.tf.keras_imports import follow_keras
 from unison.tf.missing import MissingModules, names_missing_from
 from unison.tf.patches import patch_jax
@@ -37,6 +38,7 @@ _SUBMODULES = frozenset(
 _OF_KERAS = frozenset("initializers losses metrics optimizers".split())
 
 patch_jax()
+uncaught.install()
 sys.meta_path.append(MissingModules())
 register_random_stream()
 

@@ -4,7 +4,8 @@ JAX's arrays get the methods that TensorFlow's tensors have beyond NumPy's, oper
 (`operands`), and slices whose bounds a compiled program computes (`slicing`). NumPy's functions of
 them return NumPy's arrays and numbers, as of TensorFlow's tensors. JAX keeps a 64-bit dtype that is
 named (see `unison.runtime.precision`), as TensorFlow does. The logical devices that the environment
-states are those of whatever computes first.
+states are those of whatever computes first. Errors that nobody catches are shown without the frames
+of libraries (`unison.runtime.uncaught`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 
+from unison.runtime import uncaught
 from unison.runtime.launching import watching
 from unison.runtime.launching.distinct_tracebacks import DistinctTracebacks
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
@@ -99,6 +100,7 @@ def launch(
         >>> launch(lambda: json.loads(os.environ["TF_CONFIG"])["task"]["index"], workers=2)
         [0, 1]
     """
+    uncaught.install()
     try:
         call = cloudpickle.dumps((function, tuple(args)))
     except Exception as error:
