@@ -31,6 +31,7 @@ from unison.interrupts import (
 from unison.keras import variables
 from unison.lifting import current_lift
 from unison.runtime import private_jax
+from unison.runtime.private_jax import Recording
 from unison.strategies import scope_observers
 from unison.strategies.replica_share import current_share
 
@@ -697,6 +698,29 @@ def interrupted_at_a_context(call, number):
     finally:
         sys.setprofile(None)
     return None
+
+
+def test_a_tape_stops_recording_wherever_a_handler_interrupts_its_beginning_or_end(handler):
+    """Whatever is computed later would be recorded, too."""
+    places = [tf.GradientTape.__enter__, tf.GradientTape._switch_off, Recording.switch_on]
+    codes = [place.__code__ for place in [*places, Recording.switch_off]]
+    number = met = 0
+
+    def profile(frame, event, argument):
+        nonlocal met
+        if event in ("c_return", "call") and frame.f_code in codes:
+            met += 1
+            if met == number:
+                signal.raise_signal(signal.SIGUSR1)
+
+    while met >= number:  # the last one met fewer places
+        met, number = 0, number + 1
+        sys.setprofile(profile)
+        with contextlib.suppress(AlarmError), tf.GradientTape():
+            pass
+        sys.setprofile(None)
+        assert not private_jax.is_recording(), number
+    assert number > 5
 
 
 @pytest.mark.parametrize("loop", ["run", "function", pytest.param("fit", marks=pytest.mark.soak)])

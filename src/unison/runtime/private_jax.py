@@ -12,6 +12,7 @@ import ctypes
 import functools
 import logging
 import os
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -1016,11 +1017,13 @@ class _TraceSwitch:
     """Inserts a trace into the thread's stack of traces, and removes it."""
 
     _trace: Any
+    _thread: int | None = None
 
     def switch_on(self) -> None:
         """Pushes the trace onto the stack."""
         self._trace.parent_trace = core.trace_ctx.trace
         core.trace_ctx.set_trace(self._trace)
+        self._thread = threading.get_ident()
 
     def switch_off(self) -> None:
         """Removes the trace from the stack.
@@ -1029,6 +1032,8 @@ class _TraceSwitch:
             RuntimeError: The trace was switched on in another thread, or JAX has begun to trace a
                 function since, and still does.
         """
+        if self._thread == threading.get_ident() and not _is_on_the_stack(self._trace):
+            return  # a signal handler has interrupted JAX as it was about to put it back
         _replace(self._trace, self._trace.parent_trace)
 
     @contextlib.contextmanager
@@ -1040,6 +1045,18 @@ class _TraceSwitch:
             yield
         finally:
             _replace(below, self._trace)
+
+
+def _is_on_the_stack(trace: Any) -> bool:
+    """Whether a trace is among those of this thread; or perhaps, where JAX traces a function."""
+    above: Any = core.trace_ctx.trace
+    while above is not trace:
+        if isinstance(above, DynamicJaxprTrace):
+            return True
+        above = getattr(above, "parent_trace", None)
+        if above is None:
+            return False
+    return True
 
 
 def _replace(trace: Any, other: Any) -> None:

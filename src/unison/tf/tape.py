@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from unison.collectives.presence import combined_so_far, present_anywhere
+from unison.interrupts import signals_held
 from unison.runtime.private_jax import (
     Recording,
 )
@@ -85,15 +86,26 @@ class GradientTape:
             # block, a persistent tape has a second recording around the first.
             self._recordings = [self._new_recording() for _ in range(2 if self._persistent else 1)]
             self._variables = {}
-        for recording in self._recordings:
-            recording.switch_on()
-        observe_reads(self._note_read)
-        self._is_on = True
+        try:
+            with signals_held:
+                self._is_on = True
+                for recording in self._recordings:
+                    recording.switch_on()
+                observe_reads(self._note_read)
+        except BaseException:  # raised by a signal handler: the block is not entered
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        if self._is_on:
-            self._switch_off(self._recordings)
+        try:
+            with signals_held:
+                if self._is_on:
+                    self._switch_off(self._recordings)
+        except BaseException:  # raised by a signal handler, perhaps before it was held
+            if self._is_on:
+                self._switch_off(self._recordings)
+            raise
 
     def _new_recording(self) -> Recording:
         return Recording()
