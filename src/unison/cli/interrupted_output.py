@@ -6,11 +6,16 @@ import threading
 
 from unison.runtime.launching.workers import MISSES_ANOTHER, TRACEBACK, OnLine
 
-#: The beginnings of what Python prints for an uncaught error.
-_BEGINNINGS = (TRACEBACK, "KeyboardInterrupt")
+#: The beginnings of what Python prints for an uncaught error, and for one that nobody can catch.
+_BEGINNINGS = (TRACEBACK, "KeyboardInterrupt", "Exception ignored in")
 
-#: The last lines of a worker that was interrupted, or that lost an interrupted one.
-_ENDS_BY_INTERRUPT = ("KeyboardInterrupt", "has failed: KeyboardInterrupt")
+#: In the last lines of a worker that was interrupted, or that lost an interrupted one. Where a
+#: compiled module is being imported, an ImportError replaces the KeyboardInterrupt.
+_ENDS_BY_INTERRUPT = (
+    "KeyboardInterrupt",
+    "ImportError: numpy._core.multiarray failed to import",
+    "ImportError: Encountered an error while initializing the extension",
+)
 
 
 class InterruptedOutput:
