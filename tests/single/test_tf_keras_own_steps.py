@@ -363,6 +363,33 @@ def test_a_step_may_leave_compiled_metrics_alone(strategy):
     assert list(model.fit(X, Y, verbose=0).history) == ["part"]
 
 
+def test_logs_may_be_integers_and_variables(strategy):
+    """Also where a replica has no examples, of the last of three steps."""
+
+    class Logging(tf.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = average(self, x, y, None, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            iterations = self.optimizer.iterations
+            return {"steps": iterations, "any": tf.reduce_any(iterations > 1), "three": 3}
+
+        def test_step(self, data):
+            return {"rate": self.optimizer.learning_rate, "steps": self.optimizer.iterations}
+
+    with strategy.scope():
+        inputs = tf.keras.Input((3,))
+        model = Logging(inputs, tf.keras.layers.Dense(1)(inputs))
+        model.compile(tf.keras.optimizers.SGD(0.02))
+    read = {"batch_size": BATCH, "verbose": 0, "return_dict": True}
+    assert model.evaluate(X, Y, **read) == pytest.approx({"rate": 0.02, "steps": 0})
+    history = model.fit(X, Y, BATCH, shuffle=False, verbose=0).history
+    assert history == {"steps": [3.0], "any": [1.0], "three": [3.0]}
+    assert model.evaluate(X, Y, **read) == pytest.approx({"rate": 0.02, "steps": 3})
+
+
 def test_evaluation_between_epochs_may_use_a_loss_that_the_step_does_not(strategy):
     """It adds the metrics of a loss of several outputs to those of the model."""
 

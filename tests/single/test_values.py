@@ -63,6 +63,16 @@ def test_tensors_of_a_distributed_value_are_not_made_as_in_tensorflow():
         tf.convert_to_tensor(unison.PerReplica([1.0, 2.0]))
 
 
+def test_local_results_of_what_is_nested_are_one_for_each_replica():
+    strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert strategy.experimental_local_results((1.0, [2.0])) == ((1.0, [2.0]),) * 2
+    assert strategy.experimental_local_results({}) == ({}, {})
+    assert strategy.experimental_local_results(3.0) == (3.0,)
+    mixed = {"own": unison.PerReplica([1.0, 2.0]), "whole": 3.0}
+    each = [{"own": 1.0, "whole": 3.0}, {"own": 2.0, "whole": 3.0}]
+    assert list(strategy.experimental_local_results(mixed)) == each
+
+
 def test_components_are_printed():
     assert "0: 1.0" in f"{unison.PerReplica([1.0, 2.0])}"
 

@@ -115,7 +115,7 @@ def cells_touched_by(
         lift = NotingLift(placement, {}, takes_new_cells=True)
         share = shares.chunk / shares.examples
         with lift.active(), LiftingScope(lift), replica(share):
-            called(step, without_absent_parts(jax.tree.unflatten(structure, arrays)))
+            values_in(called(step, without_absent_parts(jax.tree.unflatten(structure, arrays))))
 
     avals = [jax.ShapeDtypeStruct((shares.chunk, *x.shape[1:]), x.dtype) for x in leaves]
     converted_if_needed(lambda: traced(run, *avals, num_replicas=placement.num_replicas))

@@ -99,6 +99,12 @@ class StepTrace:
         return {index for index in range(state_size) if id(jaxpr.invars[index]) in used}
 
 
+def _part_of_mean(value: Any, share: float) -> jax.Array:
+    """Returns a log times the replica's share: of an integer, a floating-point number, too."""
+    part = jnp.asarray(value) * share
+    return part if share else jnp.zeros_like(part)  # of NaN, too
+
+
 class StepTracer:
     """Traces a train, test or predict step of `model`.
 
@@ -334,9 +340,7 @@ class StepTracer:
     ) -> dict[str, Any]:
         """Leaves to `StepLogs` what metrics report, and averages the rest over the examples."""
         own, of_all = self.logs_without_metrics(logs, before, new)
-        weighted = jax.tree.map(
-            lambda value: jnp.asarray(value) * share if share else jnp.zeros_like(value), own
-        )
+        weighted = jax.tree.map(lambda value: _part_of_mean(value, share), own)
         return (all_reduce("SUM", weighted) if own else {}) | of_all
 
     def _without_example(

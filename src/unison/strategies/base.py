@@ -380,19 +380,22 @@ class Strategy:
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value` on this process, `(value,)` if it has none.
 
-        The components of a variable are its copies. If `value` is a tree with distributed values,
-        each component is a tree.
+        The components of a variable are its copies. Those of a list, tuple or dict are as many as
+        there are replicas, as in TensorFlow.
         """
         components = reduction.components_of(value)
         if components is not None:
             return components
         leaves, structure = jax.tree.flatten(value, is_leaf=is_distributed)
-        if not any(map(is_distributed, leaves)):
+        is_nested = isinstance(value, list | tuple | dict)
+        if not is_nested and not any(map(is_distributed, leaves)):
             return (value,)
         columns = [
             leaf.values if is_distributed(leaf) else (leaf,) * len(self._placement.local_replicas)
             for leaf in leaves
         ]
+        if not columns:
+            return (value,) * len(self._placement.local_replicas)
         return tuple(jax.tree.unflatten(structure, own) for own in zip(*columns, strict=True))
 
     #: The name in TensorFlow 1.
