@@ -130,6 +130,35 @@ class SignalsHeld:
 signals_held = SignalsHeld()
 
 
+def begin_block(begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Calls `begin`, for a `with` statement that is entered only if no signal handler raises.
+
+    Args:
+        begin: Is called with signal handlers held.
+        end: Undoes it, if one then raises.
+    """
+    try:
+        with signals_held:
+            begin()
+    except BaseException:
+        end()
+        raise
+
+
+def end_block(end: Callable[[], None]) -> None:
+    """Calls `end` with signal handlers held, also where one raises before it is held.
+
+    Args:
+        end: Does nothing if it is called again.
+    """
+    try:
+        with signals_held:
+            end()
+    except BaseException:
+        end()
+        raise
+
+
 class HeldCall:
     """Holds signal handlers from inside a call until its results have been stored.
 

@@ -700,10 +700,18 @@ def interrupted_at_a_context(call, number):
     return None
 
 
-def test_a_tape_stops_recording_wherever_a_handler_interrupts_its_beginning_or_end(handler):
+BLOCKS = {
+    "tape": tf.GradientTape,
+    "accumulator": lambda: tf.autodiff.ForwardAccumulator(tf.constant(1.0), tf.constant(1.0)),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_recording_ends_wherever_a_handler_interrupts_a_beginning_or_end(handler, block):
     """Whatever is computed later would be recorded, too."""
-    places = [tf.GradientTape.__enter__, tf.GradientTape._switch_off, Recording.switch_on]
-    codes = [place.__code__ for place in [*places, Recording.switch_off]]
+    kind = type(block())
+    places = [kind.__enter__, kind._begin, kind._end, tf.GradientTape._switch_off]
+    codes = [each.__code__ for each in [*places, Recording.switch_on, Recording.switch_off]]
     number = met = 0
 
     def profile(frame, event, argument):
@@ -716,7 +724,7 @@ def test_a_tape_stops_recording_wherever_a_handler_interrupts_its_beginning_or_e
     while met >= number:  # the last one met fewer places
         met, number = 0, number + 1
         sys.setprofile(profile)
-        with contextlib.suppress(AlarmError), tf.GradientTape():
+        with contextlib.suppress(AlarmError), block():
             pass
         sys.setprofile(None)
         assert not private_jax.is_recording(), number

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from unison.interrupts import begin_block, end_block
 from unison.runtime.private_jax import Pushing
 from unison.tf import nest
 from unison.tf.tape import UnconnectedGradients, filled, parse_unconnected
@@ -55,16 +56,23 @@ class ForwardAccumulator:
         for primal, tangent in self._pairs:
             if not is_variable(primal):
                 self._pushing.follow(primal, tangent)
-        self._pushing.switch_on()
-        observe_reads(self._note_read)
-        self._is_on = True
+        begin_block(self._begin, self._end)
         return self
 
     def __exit__(self, *failure: Any) -> None:
+        end_block(self._end)
+
+    def _begin(self) -> None:
         assert self._pushing is not None
-        self._is_on = False
-        do_not_observe_reads(self._note_read)
-        self._pushing.switch_off()
+        self._is_on = True
+        self._pushing.switch_on()
+        observe_reads(self._note_read)
+
+    def _end(self) -> None:
+        if self._is_on and self._pushing is not None:
+            do_not_observe_reads(self._note_read)
+            self._pushing.switch_off()
+            self._is_on = False
 
     def jvp(
         self,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from unison.collectives.presence import combined_so_far, present_anywhere
-from unison.interrupts import signals_held
+from unison.interrupts import begin_block, end_block
 from unison.runtime.private_jax import (
     Recording,
 )
@@ -86,26 +86,21 @@ class GradientTape:
             # block, a persistent tape has a second recording around the first.
             self._recordings = [self._new_recording() for _ in range(2 if self._persistent else 1)]
             self._variables = {}
-        try:
-            with signals_held:
-                self._is_on = True
-                for recording in self._recordings:
-                    recording.switch_on()
-                observe_reads(self._note_read)
-        except BaseException:  # raised by a signal handler: the block is not entered
-            self.__exit__()
-            raise
+        begin_block(self._begin, self._end)
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        try:
-            with signals_held:
-                if self._is_on:
-                    self._switch_off(self._recordings)
-        except BaseException:  # raised by a signal handler, perhaps before it was held
-            if self._is_on:
-                self._switch_off(self._recordings)
-            raise
+        end_block(self._end)
+
+    def _begin(self) -> None:
+        self._is_on = True
+        for recording in self._recordings:
+            recording.switch_on()
+        observe_reads(self._note_read)
+
+    def _end(self) -> None:
+        if self._is_on:
+            self._switch_off(self._recordings)
 
     def _new_recording(self) -> Recording:
         return Recording()
