@@ -149,13 +149,16 @@ def end_block(end: Callable[[], None]) -> None:
     """Calls `end` with signal handlers held, also where one raises before it is held.
 
     Args:
-        end: Does nothing if it is called again.
+        end: Ends a block.
     """
+    has_begun = False
     try:
         with signals_held:
+            has_begun = True
             end()
     except BaseException:
-        end()
+        if not has_begun:
+            end()
         raise
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.extend import core as jex
@@ -65,15 +65,20 @@ def needed_equations(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
 
 
 def calls_host(jaxpr: jex.Jaxpr) -> bool:
-    """Whether a traced function has host callbacks, any of which may raise.
+    """Whether a traced function has host callbacks, any of which may raise."""
+    return next(host_callbacks(jaxpr), None) is not None
 
-    These are `jax.pure_callback`, `jax.experimental.io_callback` and `jax.debug.callback`.
+
+def host_callbacks(jaxpr: jex.Jaxpr) -> Iterator[Any]:
+    """Yields the host callbacks of a traced function, as JAX wraps them.
+
+    They are those of `jax.pure_callback`, `jax.experimental.io_callback` and `jax.debug.callback`.
     """
-    return any(
-        equation.primitive.name.endswith("_callback")
-        or any(map(calls_host, jex.jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
-    )
+    for equation in jaxpr.eqns:
+        if equation.primitive.name.endswith("_callback"):
+            yield equation.params["callback"]
+        for inner in jex.jaxprs_in_params(equation.params):
+            yield from host_callbacks(inner)
 
 
 def inlined_body(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:

@@ -11,10 +11,12 @@ all. No computation is repeated, and only values that cross a collective are pad
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +24,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
+from unison.collectives.presence import SCOPE_OF_OPERATION
 from unison.jaxprs import evaluate, has_collectives, inlined_body, is_collective
 from unison.runtime.placement import REPLICA_AXIS
-from unison.runtime.private_jax import in_scopes_of
+from unison.runtime.private_jax import in_scopes_of, scopes_of
 
 #: A conditional with collectives is one synchronization point (a meeting) if the shapes of its
 #: operands and its branches are the same in all classes; each replica uses its own predicate.
@@ -87,13 +90,19 @@ def run_in_lockstep(
     return run
 
 
-def are_in_lockstep(jaxprs: Sequence[jex.ClosedJaxpr]) -> bool:
-    """Whether the traces of all classes perform the same collective operations."""
+def operations_that_differ(jaxprs: Sequence[jex.ClosedJaxpr]) -> set[int]:
+    """Returns the numbers of the operations (`combined_by`) that the classes perform differently.
+
+    Args:
+        jaxprs: The traces of all classes, or of some.
+    """
+    if len(jaxprs) < 2:
+        return set()
     try:
-        _check_meeting_points([_Trace.of(jaxpr) for jaxpr in jaxprs] or [_Trace()])
-    except LockstepError:
-        return False
-    return True
+        counts = [collections.Counter(_Trace.of(jaxpr).numbers()) for jaxpr in jaxprs]
+    except LockstepError:  # in a loop: the program will say so
+        return set()
+    return {number for number in set().union(*counts) if len({c[number] for c in counts}) > 1}
 
 
 @dataclasses.dataclass
@@ -185,6 +194,12 @@ class _Trace:
                 raise LockstepError(_inside(equation.primitive.name))
             slots.update(zip(equation.outvars, outputs, strict=True))
         return [slot(atom) for atom in jaxpr.outvars]
+
+    def numbers(self) -> Iterator[int]:
+        """Yields the numbers of the operations to which the collectives belong."""
+        for meeting in self.meetings:
+            scopes = scopes_of(meeting.equation)
+            yield from map(int, re.findall(rf"{SCOPE_OF_OPERATION}(\d+)", scopes)[-1:])
 
     def needed_after(self, segment: int) -> list[int]:
         """Returns the slots that are computed up to `segment`, and used after the collective

@@ -38,13 +38,12 @@ _LIBRARIES = ("unison", "jax", "jaxlib", "keras")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _SITE_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 
-#: The frames in which a generator may have stopped at its `yield` for good.
-_CONTEXT_MANAGER = (
+#: The frames in which a generator may have stopped at its `yield` for good, or a stack at its end.
+_ENDS = (
     contextlib._GeneratorContextManager.__enter__.__code__,
     contextlib._GeneratorContextManager.__exit__.__code__,
+    contextlib.ExitStack.__exit__.__code__,
 )
-
-_END_OF_STACK = contextlib.ExitStack.__exit__.__code__
 
 #: End what else a signal handler can leave open; called when an error leaves a public function.
 more_ends: list[Callable[[], object]] = []
@@ -109,12 +108,23 @@ def end_contexts(error: BaseException) -> None:
     for each in _chain(error):
         for trace in _walk(each.__traceback__):
             frame = trace.tb_frame
-            if frame.f_code in _CONTEXT_MANAGER:
-                frame.f_locals["self"].gen.close()  # does nothing if the generator has ended
-            elif frame.f_code is _END_OF_STACK:
-                frame.f_locals["self"].close()
+            if frame.f_code not in _ENDS or _is_running(frame):
+                continue
+            manager = frame.f_locals["self"]
+            if isinstance(manager, contextlib.ExitStack):
+                manager.close()
+            else:
+                manager.gen.close()  # does nothing if the generator has ended
     for end in more_ends:
         end()
+
+
+def _is_running(frame: FrameType) -> bool:
+    """Whether this thread is in a frame, whose error was caught there."""
+    caller: FrameType | None = sys._getframe(1)
+    while caller is not None and caller is not frame:
+        caller = caller.f_back
+    return caller is not None
 
 
 def is_running(folder: str) -> bool:

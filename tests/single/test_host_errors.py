@@ -1,6 +1,8 @@
 """What a function raises that a program calls on the host, and how a user sees it."""
 
+import contextlib
 import logging
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 import unison
 import unison.tf as tf
 from subprocess_program import run_program
+from unison.jaxprs import host_callbacks
 from unison.program.host_errors import HostCalls
 from unison.runtime.private_jax import CALLBACK_LOGGERS
 from unison.tracebacks import user_frames
@@ -84,16 +87,40 @@ def test_jax_logs_nothing_of_an_error_that_is_raised(strategy, caplog):
     assert caplog.records == []
 
 
-def test_what_is_logged_of_other_errors_is_logged_at_the_end(caplog):
+def test_what_fails_in_another_thread_meanwhile_is_no_failure_of_the_program(strategy, caplog):
+    failed = threading.Event()
+
+    def slow(x):
+        assert failed.wait(60)
+        return np.asarray(x)
+
+    def fail():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(by_a_pure_callback)(jnp.ones(())).block_until_ready()
+        failed.set()
+
+    other = threading.Thread(target=fail)
+    other.start()
+    result = jax.ShapeDtypeStruct((), "float32")
+    value = strategy.run(lambda x: jax.pure_callback(slow, result, x), (jnp.ones(()),))
+    other.join()
+    assert float(jax.tree.leaves(value)[0]) == 1.0
+    assert len(caplog.records) == 1  # JAX's of the other thread
+
+
+def test_what_is_not_raised_is_logged_at_the_end(caplog):
+    jaxpr = jax.make_jaxpr(by_a_pure_callback)(1.0)
+    (callback,) = host_callbacks(jaxpr.jaxpr)
+
     def program():
         try:
-            fails()
+            callback(jnp.ones(()))
         except OwnError:
-            CALLBACK_LOGGERS[0].exception("of another program")
+            CALLBACK_LOGGERS[0].exception("not raised")
         assert caplog.records == []
 
-    HostCalls(jax.devices()).run(program)
-    assert [record.message for record in caplog.records] == ["of another program"]
+    HostCalls([jaxpr.jaxpr], jax.devices()).run(program)
+    assert [record.message for record in caplog.records] == ["not raised"]
 
 
 def test_the_loggers_of_jax_are_as_they_were(strategy):

@@ -700,6 +700,30 @@ def interrupted_at_a_context(call, number):
     return None
 
 
+def test_a_stack_that_is_ending_goes_on_in_its_order():
+    """An error of one context is the context of errors that the next ones catch."""
+    strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+    ended = []
+
+    @contextlib.contextmanager
+    def using_the_first():
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ZeroDivisionError):
+                strategy.run(lambda: 1 / 0)
+            ended.append("second")
+
+    def fail():
+        raise ValueError("third")
+
+    with pytest.raises(ValueError, match="third"), contextlib.ExitStack() as stack:
+        stack.callback(ended.append, "first")
+        stack.enter_context(using_the_first())
+        stack.callback(fail)
+    assert ended == ["second", "first"]
+
+
 BLOCKS = {
     "tape": tf.GradientTape,
     "accumulator": lambda: tf.autodiff.ForwardAccumulator(tf.constant(1.0), tf.constant(1.0)),

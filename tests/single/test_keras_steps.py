@@ -239,6 +239,27 @@ def test_sums_by_hand_behind_which_no_examples_have_no_gradient(
     )
 
 
+def test_even_batches_with_a_sum_in_a_loop_are_traced_once(strategy):
+    traced = []
+
+    class Looping(keras.layers.Layer):
+        def call(self, inputs):
+            traced.append(len(inputs.shape))
+            replica = unison.get_replica_context()
+            if replica is None:
+                return inputs
+            return jax.lax.fori_loop(
+                0, 2, lambda _, x: x + replica.all_reduce("SUM", ops.mean(inputs)), inputs
+            )
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), Looping(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    traced.clear()
+    model.fit(X[:16], Y[:16], batch_size=16, verbose=0)
+    assert len(traced) == 2  # by Keras, to see that the model is built, and as a step
+
+
 class Peak(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="peak")

@@ -106,6 +106,19 @@ def test_a_penalty_that_each_replica_has_a_part_of(strategy):
     assert_as_on_one_device(strategy, loss)
 
 
+def test_a_penalty_divided_by_the_number_of_a_replicas_examples_does_not_count_without():
+    """It is infinite there."""
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(4)])
+
+    def loss(model, x, *data):
+        penalty = tf.reduce_sum(model.layers[1].kernel ** 2)
+        count = tf.cast(tf.shape(x)[0], tf.float32)
+        return average(model, x, *data) + 0.1 * penalty / count
+
+    with strategy.scope():
+        assert all(np.isfinite(weights).all() for weights in trained(loss))
+
+
 def test_a_sum_divided_by_the_global_batch(strategy):
     assert_as_on_one_device(
         strategy,
@@ -183,13 +196,16 @@ LOSSES_WITHOUT_GRADIENT = {
 
 
 @pytest.mark.parametrize("name", LOSSES_WITHOUT_GRADIENT)
-@pytest.mark.parametrize("penalty", [0.0, 0.1])
+@pytest.mark.parametrize("penalty", [0.0, 0.1, "beside"])
 def test_sums_by_hand_behind_which_no_examples_have_no_gradient(strategy, name, penalty):
     def loss(model, x, y, weights, predictions):
         count = all_reduce("SUM", tf.cast(tf.shape(x)[0], tf.float32))
         centered = predictions - all_reduce("SUM", tf.reduce_sum(predictions)) / count
         values = tf.reduce_sum(LOSSES_WITHOUT_GRADIENT[name](centered)) / BATCH
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if penalty == "beside":  # a sum that is not in the loss, with an infinite derivative
+            all_reduce("SUM", tf.pow(tf.reduce_sum(0 * model.layers[1].kernel), 0.5))
+            return values
         return values + penalty * tf.reduce_sum(model.layers[1].kernel ** 2) / replicas
 
     assert_as_on_one_device(strategy, loss)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from unison.collectives.presence import note_combined
+from unison.collectives.presence import combined_by
 from unison.thread_local import ThreadLocal
 
 _weight: ThreadLocal[float | None] = ThreadLocal(None)
@@ -40,11 +40,8 @@ def across_replicas(operation: Callable[[Any], Any], value: Any) -> Any:
     weight = _weight.value
     if weight:
         value = gradient_times(value, 1 / weight)
-    combined = operation(value)
-    if weight is not None:
-        combined = gradient_times(combined, weight)
-    note_combined(combined)
-    return combined
+    combined = combined_by(operation, value)
+    return combined if weight is None else gradient_times(combined, weight)
 
 
 def gradient_times(tree: Any, factor: float) -> Any:

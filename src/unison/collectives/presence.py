@@ -30,23 +30,23 @@ class Presence:
         self._has_grown = False
         self._of_operations: list[list[bool]] = []
         self._next = 0
-        #: The results so far of the operations of the class that is being traced.
-        self.combined: list[Any] = []
-        #: Whether gradients go back through all of them; see `combined_so_far`.
-        self.reaches_all = False
+        #: The results so far, by operation, of the class that is being traced.
+        self.combined: list[list[Any]] = []
+        #: The operations that gradients go back through in every class; see `combined_so_far`.
+        self.reached: set[int] = set()
 
-    def of_all(self, trace_all: Callable[[], T], are_in_lockstep: Callable[[T], bool]) -> T:
+    def of_all(self, trace_all: Callable[[], T], differing: Callable[[T], set[int]]) -> T:
         """Returns `trace_all()`, repeated until no class lacks what those after it have.
 
         Args:
             trace_all: Traces every class from its beginning (`from_the_first_operation`).
-            are_in_lockstep: Whether all classes perform the same collective operations.
+            differing: Returns the numbers of the operations that classes perform differently, by
+                the names of their scopes (see `combined_by`): in some, gradients go back through
+                them.
         """
         traces = self._with_equal_values(trace_all)
-        if are_in_lockstep(traces):
-            return traces
-        self.reaches_all = True
-        return self._with_equal_values(trace_all)
+        self.reached = differing(traces)
+        return self._with_equal_values(trace_all) if self.reached else traces
 
     def _with_equal_values(self, trace_all: Callable[[], T]) -> T:
         while True:
@@ -55,6 +55,10 @@ class Presence:
                 traces = trace_all()
             if not self._has_grown:
                 return traces
+
+    def combined_of(self, number: int) -> list[Any]:
+        """Returns the results of an operation; none if it has not been performed yet."""
+        return self.combined[number] if number < len(self.combined) else []
 
     def restart(self) -> None:
         """Forgets the operations: a class is traced from its first operation on."""
@@ -95,11 +99,22 @@ def present_anywhere(present: Sequence[bool]) -> list[bool]:
     return list(present) if current is None else current.meet(present)
 
 
-def note_combined(value: Any) -> None:
-    """Notes what a collective operation has returned, while classes of replicas are traced."""
+#: The beginning of the name of an operation's scope; its number follows.
+SCOPE_OF_OPERATION = "unison_operation_"
+
+
+def combined_by(operation: Callable[[Any], Any], value: Any) -> Any:
+    """Returns `operation(value)`, a collective operation of all replicas.
+
+    While classes of replicas are traced, it is in a scope that is named by its number.
+    """
     current = _current.value
-    if current is not None:
-        current.combined += jax.tree.leaves(value)
+    if current is None:
+        return operation(value)
+    with jax.named_scope(f"{SCOPE_OF_OPERATION}{len(current.combined)}"):
+        combined = operation(value)
+    current.combined.append(jax.tree.leaves(combined))
+    return combined
 
 
 def combined_so_far() -> list[Any]:
@@ -107,17 +122,19 @@ def combined_so_far() -> list[Any]:
 
     The loss of no examples may not depend on what the replicas combined before (`array[:, columns]`
     of no rows is a constant on JAX). Such a replica would not combine the gradients that the others
-    do. Where that is so, this is all that was combined since the function began; else nothing.
+    do. These are the values, since the function began, of which that is so.
     """
     current = _current.value
-    return list(current.combined) if current is not None and current.reaches_all else []
+    if current is None:
+        return []
+    return [leaf for number in current.reached for leaf in current.combined_of(number)]
 
 
 def with_gradient_through_combined(loss: T) -> T:
     """Returns a loss of which gradients are taken, so that they go back through `combined_so_far`.
 
     It is called in the function that is differentiated. What functions inside of it combined (a
-    branch, a rematerialized block) is left out.
+    branch, a rematerialized block, a function under `jax.jit`) is left out.
     """
     values = list(filter(TraceLevel().has, combined_so_far()))
     # Its derivative makes arrays of zeros of what JAX knows to be zero.

@@ -281,11 +281,11 @@ def _without_examples(grad: jax.Array, counts: bool) -> jax.Array:
     """Returns the gradient of a replica that has no examples.
 
     Of a step that computed with no rows and scales its losses itself, it is that of the replica's
-    part of a penalty. NaN (from means over no examples) does not count, nor does what comes of
-    filler.
+    part of a penalty. NaN and infinity (from divisions by no examples) do not count, nor does what
+    comes of filler.
     """
     zeros = jnp.zeros_like(grad)
-    return jnp.where(jnp.isnan(grad), zeros, grad) if counts else zeros
+    return jnp.where(jnp.isfinite(grad), grad, zeros) if counts else zeros
 
 
 def are_of_keras(variables: Iterable[Any]) -> bool:

@@ -38,7 +38,7 @@ from unison.lifting import (
     enter_replica,
     leave_replica,
 )
-from unison.lockstep import ByClass, are_in_lockstep, run_in_lockstep
+from unison.lockstep import ByClass, operations_that_differ, run_in_lockstep
 from unison.lowering.flops import count_flops
 from unison.program import (
     MIRRORED,
@@ -647,7 +647,7 @@ class CompiledStep:
                     self._tracer.trace(count, shares, structure, leaves, state, diverging)
                     for count in classes
                 ],
-                lambda traces: are_in_lockstep([trace.jaxpr for trace in traces]),
+                lambda traces: operations_that_differ([trace.jaxpr for trace in traces]),
             )
 
         traces = trace_all()
@@ -655,8 +655,8 @@ class CompiledStep:
             traces = trace_all()
         written = sorted(set().union(*(trace.written for trace in traces)))
         self._tracer.localize(written, diverging, state)
-        may_fail = any(calls_host(trace.jaxpr.jaxpr) for trace in traces)
-        calls = HostCalls(placement.devices) if may_fail else None
+        jaxprs = [trace.jaxpr.jaxpr for trace in traces]
+        calls = HostCalls(jaxprs, placement.devices) if any(map(calls_host, jaxprs)) else None
         update = None
         if calls is None:
             traces, update = self._with_update_at_home(traces, written)

@@ -25,7 +25,7 @@ from unison.eager_fallback import needs_python
 from unison.interrupts import is_of_a_signal_handler, signals_held
 from unison.jaxprs import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
-from unison.lockstep import ByClass, LockstepError, are_in_lockstep, run_in_lockstep
+from unison.lockstep import ByClass, LockstepError, operations_that_differ, run_in_lockstep
 from unison.lowering.flops import count_flops
 from unison.program import numerics
 from unison.program.arguments import (
@@ -485,8 +485,8 @@ class ProgramCache:
             )
         for cell in _in_order(trace.diverging for trace in traces):
             cell.localize()
-        may_fail = any(calls_host(trace.jaxpr.jaxpr) for trace in traces)
-        calls = HostCalls(placement.devices) if may_fail else None
+        jaxprs = [trace.jaxpr.jaxpr for trace in traces]
+        calls = HostCalls(jaxprs, placement.devices) if any(map(calls_host, jaxprs)) else None
         update = None
         if calls is None:
             traces, update = self._with_update_at_home(traces, descriptions)
@@ -618,7 +618,7 @@ class ProgramCache:
 
         while True:
             traces, wanted = presence.of_all(
-                trace_all, lambda all_traced: are_in_lockstep([t.jaxpr for t in all_traced[0]])
+                trace_all, lambda traced: operations_that_differ([t.jaxpr for t in traced[0]])
             )
             if not wanted:
                 return traces

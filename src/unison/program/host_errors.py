@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
+from jax.extend import core as jex
 
+from unison.jaxprs import host_callbacks
 from unison.runtime.private_jax import CALLBACK_LOGGERS, finish_effects
 from unison.runtime.shared_memory import (
     fail_program,
@@ -30,13 +33,16 @@ class HostCalls:
     """The host callbacks of a program, any of which may raise, on any replica.
 
     Args:
+        jaxprs: The traces of the program.
         replica_devices: The devices of all replicas.
 
     Attributes:
         number: The program's number, for its `ReplicaFunction`.
     """
 
-    def __init__(self, replica_devices: Sequence[jax.Device]) -> None:
+    def __init__(self, jaxprs: Sequence[jex.Jaxpr], replica_devices: Sequence[jax.Device]) -> None:
+        #: The callbacks; kept, so that no others have their ids.
+        self._callbacks = [callback for jaxpr in jaxprs for callback in host_callbacks(jaxpr)]
         self.number = new_program()
         self._memory = shared_memory_of(tuple(replica_devices))
 
@@ -58,11 +64,11 @@ class HostCalls:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Context manager in which the exceptions of callbacks are raised.
+        """Context manager in which the exceptions of the callbacks are raised.
 
-        JAX's log records of exceptions that are not raised here are logged at the end.
+        JAX's log records of them are logged at the end if they are not.
         """
-        logged = _Logged(self._end_waiting)
+        logged = _Logged(self._is_of_a_callback, self._end_waiting)
         for logger in CALLBACK_LOGGERS:
             logger.addFilter(logged)
         failed: jax.errors.JaxRuntimeError | None = None
@@ -88,8 +94,18 @@ class HostCalls:
             finally:
                 first.__context__ = own  # rather than JAX's error for it
 
+    def _is_of_a_callback(self, error: BaseException) -> bool:
+        """Whether a callback of this program has raised; those of others may run meanwhile."""
+        own = set(map(id, self._callbacks))
+        return any(
+            id(value) in own
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+            for value in frame.f_locals.values()
+        )
+
     def _end_waiting(self, error: BaseException) -> None:
-        reason = f"Another replica has failed: {type(error).__name__}: {error}"
+        described = "".join(traceback.format_exception_only(error)).strip()  # whatever its text is
+        reason = f"Another replica has failed: {described}"
         fail_program(self.number, reason)
         if self._memory is not None:
             self._memory.abort(reason)
@@ -107,18 +123,24 @@ class _Logged(logging.Filter):
     """Withholds and keeps the log records of exceptions.
 
     Args:
-        on_error: Called with each exception.
+        is_own: Whether an exception's record is withheld.
+        on_error: Called with each that is.
     """
 
-    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        is_own: Callable[[BaseException], bool],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
         super().__init__()
+        self._is_own = is_own
         self._on_error = on_error
         self.records: list[logging.LogRecord] = []
         self.errors: list[BaseException] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if error is None:
+        if error is None or not self._is_own(error):
             return True
         self.records.append(record)
         self.errors.append(error)

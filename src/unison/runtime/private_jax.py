@@ -187,6 +187,11 @@ def in_scopes_of(equation: Any) -> AbstractContextManager[Any]:
     return source_info_util.user_context(info.traceback, name_stack=scopes)
 
 
+def scopes_of(equation: Any) -> str:
+    """Returns the named scopes in which an equation was traced, and what has transformed it."""
+    return str(equation.source_info.name_stack)
+
+
 def added_as_traced(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     """Returns the results of an operation on `inputs`, which have the types of its operands.
 

@@ -113,7 +113,7 @@ class SharedMemory:
 
     def abort(self, reason: str) -> None:
         """Aborts all present and future waits for other replicas, with the error `reason`."""
-        self._library.unison_exchange_abort(self._number, reason.encode())
+        self._library.unison_exchange_abort(self._number, reason.encode(errors="replace"))
 
     def program(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of a ticket and the arguments of `function`, to be called where the

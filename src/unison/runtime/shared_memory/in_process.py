@@ -24,8 +24,8 @@ _numbers = itertools.count(1)
 def new_program() -> int:
     """Returns the number of a new program that may fail on one replica, while others wait for it.
 
-    Other programs have the number 0: the same program has the same number in all processes, as it
-    comes from a cache.
+    Other programs have the number 0: their number must not depend on what was made before, since
+    compiled programs come from a cache.
     """
     return next(_numbers)
 
@@ -33,7 +33,7 @@ def new_program() -> int:
 def fail_program(program: int, reason: str) -> None:
     """Ends the waiting of the replicas in runs of a program, until `recover_program`."""
     if (loaded := library()) is not None:
-        loaded.unison_exchange_fail(program, reason.encode())
+        loaded.unison_exchange_fail(program, reason.encode(errors="replace"))
 
 
 def recover_program(program: int) -> None:
