@@ -717,10 +717,12 @@ def test_a_stack_that_is_ending_goes_on_in_its_order():
     def fail():
         raise ValueError("third")
 
-    with pytest.raises(ValueError, match="third"), contextlib.ExitStack() as stack:
-        stack.callback(ended.append, "first")
-        stack.enter_context(using_the_first())
-        stack.callback(fail)
+    stack = contextlib.ExitStack()
+    stack.callback(ended.append, "first")
+    stack.enter_context(using_the_first())
+    stack.callback(fail)
+    with pytest.raises(ValueError, match="third"):
+        stack.close()
     assert ended == ["second", "first"]
 
 

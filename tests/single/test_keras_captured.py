@@ -250,6 +250,25 @@ def test_a_model_may_be_compiled_again(scope):
     model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.parametrize("validation_split", [0.0, 0.3])
+def test_data_is_shuffled_as_without_the_variable(scope, validation_split):
+    """Keras draws an order for the batch on which it builds, after each `compile`."""
+
+    def outcome(*layers):
+        keras.utils.set_random_seed(7)
+        model = ones(*layers, rate=0.05)
+        fits = []
+        for number in range(4):
+            if number in (1, 2):
+                model.compile(tf.keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+            model.fit(X, Y, 1, verbose=0, validation_split=validation_split)
+            fits.append([np.random.get_state()[2], *model.get_weights()[0].ravel()])
+        return fits
+
+    with scope():
+        np.testing.assert_allclose(outcome(Times(tf.Variable(1.0))), outcome(), rtol=1e-4)
+
+
 def test_a_predict_step_of_ones_own_is_the_first_to_run(scope):
     class Scaled(tf.keras.Model):
         def predict_step(self, data):

@@ -26,7 +26,7 @@ from unison.data import Shares, count_examples
 from unison.data.leaves import shape_of
 from unison.data.statistics import metered
 from unison.interrupts import signals_held, without_signals
-from unison.keras.building import first_batch_of, fixes_batch_size, is_built
+from unison.keras.building import Builds, first_batch_of, fixes_batch_size, is_built
 from unison.keras.feeding import Feeder
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs, metric_results
@@ -110,6 +110,7 @@ class ReplicaTrainer:
         #: A batch, for a model that is built by calling it on text or by calling a step that
         #: assigns.
         self._example: Any = None
+        self._builds = Builds(model)
         #: Builds such a model as `fit` builds others, for the steps that need it.
         self._build_as_keras: Callable[[], None] | None = None
         #: Whether callbacks restore what steps use beside the model: the first batch tells it then.
@@ -179,8 +180,11 @@ class ReplicaTrainer:
         if iterator is not None:
             self.steps_per_epoch = iterator.num_batches
         if self._assigning_steps or self._encode_text:
+            is_due = self._builds.are_due() or self._example is None
+            if is_due and data_batch is None:
+                data_batch = first_batch_of(iterator)
             if self._example is None:
-                self._example = first_batch_of(iterator) if data_batch is None else data_batch
+                self._example = data_batch
             if self._encode_text:
                 build = functools.partial(build_on_text, self._model)
             self._build_as_keras = functools.partial(build, data_batch=self._example)
