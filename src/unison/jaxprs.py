@@ -76,7 +76,7 @@ def host_callbacks(jaxpr: jex.Jaxpr) -> Iterator[Any]:
     """
     for equation in jaxpr.eqns:
         if equation.primitive.name.endswith("_callback"):
-            yield equation.params["callback"]
+            yield equation.params.get("callback", equation)
         for inner in jex.jaxprs_in_params(equation.params):
             yield from host_callbacks(inner)
 
