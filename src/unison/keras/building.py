@@ -23,7 +23,7 @@ def is_built(model: keras.Model) -> bool:
 
 
 class Builds:
-    """When Keras builds a model, for which it takes a batch of the data.
+    """Tells when Keras builds a model, for which it takes a batch of the data.
 
     Where data is shuffled, an order is drawn for that batch. So a batch is taken as often as Keras
     takes one, also where it is not needed.
@@ -34,7 +34,7 @@ class Builds:
 
     def __init__(self, model: keras.Model):
         self._model = model
-        #: What `compile` had made when the model was built last.
+        #: The metrics and the loss of `compile` when the model was built last.
         self._compiled: tuple[Any, Any] | None = None
 
     def are_due(self) -> bool:
