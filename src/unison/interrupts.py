@@ -135,13 +135,16 @@ def begin_block(begin: Callable[[], None], end: Callable[[], None]) -> None:
 
     Args:
         begin: Is called with signal handlers held.
-        end: Undoes it, if one then raises.
+        end: Undoes it, if it fails or one then raises.
     """
+    has_begun = False
     try:
         with signals_held:
+            has_begun = True
             begin()
     except BaseException:
-        end()
+        if has_begun:
+            end()
         raise
 
 

@@ -38,10 +38,7 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
     if isinstance(error, KeyboardInterrupt) and is_filtering() and not is_typed:
         print(_interrupted(error), file=sys.stderr, flush=True)
         return
-    if user_frames(error):
-        shorten(error)
-        trace = error.__traceback__
-    sys.__excepthook__(kind, error, trace)
+    sys.__excepthook__(kind, error, _shown(error, trace))
 
 
 def _show_in_notebook(
@@ -53,10 +50,15 @@ def _show_in_notebook(
 ) -> None:
     """Prints an error that ends a cell; IPython calls it."""
     end_contexts(error)
-    if user_frames(error):
-        shorten(error)
-        trace = error.__traceback__
-    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+    shell.showtraceback((kind, error, _shown(error, trace)), tb_offset=tb_offset)
+
+
+def _shown(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Returns the traceback without the frames of libraries, unless there are no others."""
+    if not user_frames(error):
+        return trace
+    shorten(error)
+    return error.__traceback__
 
 
 def _interrupted(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from unison.interrupts import signals_held
+from unison.interrupts import begin_block, end_block
 
 
 class ScopeObserver(Protocol):
@@ -65,29 +65,26 @@ def observed_scope() -> Iterator[None]:
     if not _open_scopes:
         for prepare in _preparations:
             prepare()
-    is_counted = False
+    begin_block(_open, _close)
     try:
-        with signals_held, _scopes_lock:
-            is_counted = True
-            _open()
         yield
     finally:
-        if is_counted:
-            with signals_held, _scopes_lock:
-                _close()
+        end_block(_close)
 
 
 def _open() -> None:
     global _open_scopes
-    _open_scopes += 1
-    if _open_scopes == 1:
-        for observer in _observers:
-            observer.opened()
+    with _scopes_lock:
+        _open_scopes += 1
+        if _open_scopes == 1:
+            for observer in _observers:
+                observer.opened()
 
 
 def _close() -> None:
     global _open_scopes
-    _open_scopes -= 1
-    if not _open_scopes:
-        for observer in reversed(_observers):
-            observer.closed()
+    with _scopes_lock:
+        _open_scopes -= 1
+        if not _open_scopes:
+            for observer in reversed(_observers):
+                observer.closed()
