@@ -55,6 +55,7 @@ def _add_to_keras() -> None:
 
     importlib.import_module("unison.train.keras_backup")
     importlib.import_module("unison.saving.keras_files")
+    importlib.import_module("unison.saving.keras_orbax")
     if is_elastic_worker():
         importlib.import_module("unison.train.keras_elastic")
     if worker_memory() is not None:

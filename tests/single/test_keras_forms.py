@@ -144,6 +144,7 @@ ADDED = {
     "keras.src.backend.jax.trainer.JAXEpochIterator._get_iterator": "keras/feeding.py",
     "keras.src.callbacks.backup_and_restore.BackupAndRestore.on_epoch_end": "train/keras_backup.py",
     "keras.src.callbacks.callback_list.CallbackList.set_model": "train/keras_backup.py",
+    "keras.src.callbacks.orbax_checkpoint.OrbaxCheckpoint.set_model": "saving/keras_orbax.py",
     "keras.src.layers.preprocessing.normalization.Normalization.adapt": "keras/datasets.py",
     "keras.src.legacy.saving.legacy_h5_format.save_model_to_hdf5": "saving/keras_files.py",
     "keras.src.losses.loss.scale_loss_for_distribution": "keras/losses.py",

@@ -378,6 +378,17 @@ def test_weights_of_kerass_orbax_callback_are_loaded(tmp_path, two_replicas):
     np.testing.assert_equal(loaded.get_weights(), saved.get_weights())
 
 
+def test_model_of_kerass_orbax_callback_is_loaded(tmp_path, two_replicas):
+    with two_replicas.scope():
+        x = tf.keras.Input((3,), name="x")
+        saved = tf.keras.Model(x, tf.keras.layers.Dense(1, name="out")(x))
+        saved.compile("sgd", "mse")
+    callback = tf.keras.callbacks.OrbaxCheckpoint(str(tmp_path / "orbax"))
+    saved.fit(X, Y, verbose=0, callbacks=[callback])
+    loaded = tf.keras.models.load_model(str(tmp_path / "orbax"))
+    np.testing.assert_equal(loaded.get_weights(), saved.get_weights())
+
+
 def test_a_model_is_cloned_into_a_scope(two_replicas):
     model = compiled()
     with two_replicas.scope():

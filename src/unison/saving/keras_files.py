@@ -69,7 +69,7 @@ def _writing_whole_files(original: Callable[..., Any]) -> Callable[..., Any]:
                 happened("checkpoint")
 
         model.jax_state_sync()
-        cells = [variable.cell for variable in _variables_of(model)]
+        cells = cells_of_model(model)
         writing = begin_writing(path, os.path.join(path, _CONFIG) if is_folder else path, cells)
         with writing.reading():
             held = held_values(model)
@@ -84,6 +84,11 @@ def _variables_of(model: keras.Model) -> list[ReplicatedVariable]:
     found = [owner for _, owner in reachable(model, parts_of)] + model.metrics_variables
     unique = {id(variable): variable for variable in found}.values()
     return [variable for variable in unique if isinstance(variable, ReplicatedVariable)]
+
+
+def cells_of_model(model: keras.Model) -> list[Cell]:
+    """Returns the cells of a model, its optimizer and its metrics."""
+    return [variable.cell for variable in _variables_of(model)]
 
 
 class _Gathered:

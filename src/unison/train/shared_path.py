@@ -160,7 +160,7 @@ class _Passing(Writing):
 
 
 def begin_writing(
-    path: str, visible: str, cells: Sequence[Cell], in_parts: bool = False
+    path: str, visible: str | None, cells: Sequence[Cell], in_parts: bool = False
 ) -> Writing:
     """Agrees with the other processes on who writes, as far as necessary.
 
@@ -168,7 +168,8 @@ def begin_writing(
 
     Args:
         path: The path that the caller of this process has given.
-        visible: The file whose existence shows the others that it is written.
+        visible: The file whose existence shows the others that it is written; None if only the
+            first process writes what all of them name, whether the others see it or not.
         cells: The state to be written.
         in_parts: Whether all processes take part, since each writes a part of what they have in
             common. They do so `TOGETHER` if all of them see the folder of the first one.
@@ -268,7 +269,7 @@ class _First(Writing):
         number: Its number among the writes of the first process.
     """
 
-    def __init__(self, journal: Journal, path: str, visible: str, gathers: bool, mark: str):
+    def __init__(self, journal: Journal, path: str, visible: str | None, gathers: bool, mark: str):
         self._journal = journal
         self._visible = visible
         self.number = journal.announce(path, gathers, mark)
@@ -276,7 +277,8 @@ class _First(Writing):
     def finish(self, write: Callable[[], None]) -> bool:
         try:
             _write(write)
-            outcome = {"identity": files.identity_of(self._visible)}
+            visible = self._visible
+            outcome = {"identity": None if visible is None else files.identity_of(visible)}
         except BaseException as error:
             self.fail(error)
             raise
@@ -316,7 +318,7 @@ class _Later(Writing):
         number: The number of the first process's write, if it is known.
     """
 
-    def __init__(self, journal: Journal, path: str, visible: str, number: int | None = None):
+    def __init__(self, journal: Journal, path: str, visible: str | None, number: int | None = None):
         self._journal = journal
         self._path = path
         self._visible = visible
@@ -331,8 +333,8 @@ class _Later(Writing):
             outcome = self._journal.outcome(number, self._path)
             if outcome is not None:
                 _raise_failure(outcome, self._path)
-            if outcome is not None and _appears(self._visible, outcome["identity"]):
-                return False
+                if self._visible is None or _appears(self._visible, outcome["identity"]):
+                    return False
         _write(write)
         return True
 
@@ -415,6 +417,11 @@ def _sees(folder: str, in_parts: bool, mark: str) -> bool:
             raise
         logger.warning("Worker %d cannot look into %s: %s", jax.process_index(), folder, error)
         return False
+
+
+def is_seen(path: str) -> bool:
+    """Waits until this process sees a file or folder of the first one; returns whether it does."""
+    return _comes_true(os.path.dirname(path), lambda: files.exists(path))
 
 
 def _comes_true(folder: str, is_true: Callable[[], bool]) -> bool:

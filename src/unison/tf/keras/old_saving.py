@@ -139,13 +139,14 @@ def load_model(
     safe_mode: bool = True,
     options: Any = None,
 ) -> keras.Model:
-    """Loads a model that `model.save` saved, as a file or as a directory.
+    """Loads a model that `model.save` saved, as a file or as a directory, or `OrbaxCheckpoint`.
 
     TF: `tf.keras.models.load_model`.
     """
     del options
     path = os.fspath(filepath)
-    if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
+    is_of_keras = os.path.exists(os.path.join(path, "config.json")) or is_orbax_checkpoint(path)
+    if os.path.isdir(path) and not is_of_keras:
         from unison.saving import keras_directory
 
         return keras_directory.load_model(path, custom_objects=custom_objects, compile=compile)
