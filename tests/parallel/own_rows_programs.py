@@ -15,10 +15,10 @@ from keras_forms import scope_with_keras
 from parallel.programs import multi_worker_strategy
 
 
-def on_workers(name, *args):
+def on_workers(name, *args, **kwargs):
     """Runs the named program as a worker."""
     os.environ["KERAS_BACKEND"] = "jax"
-    return globals()[name](multi_worker_strategy(), *args)
+    return globals()[name](multi_worker_strategy(), *args, **kwargs)
 
 
 def _linear_model(strategy, form):
@@ -272,6 +272,99 @@ def torch_loaders(strategy, form="keras"):
             trained(DataLoader(Numbers(), batch_sampler=other))
         except unison.errors.InvalidArgumentError as error:
             result["refused"] = str(error)
+    return result
+
+
+def grain_pipelines(strategy, form="keras", in_processes=False):
+    """What Keras' loops give for Grain's pipelines, and which examples this worker reads.
+
+    Args:
+        strategy: The strategy.
+        form: How the program comes to Keras.
+        in_processes: Whether it is a loader with processes of its own.
+    """
+    import grain
+    from absl import flags
+
+    flags.FLAGS.mark_as_parsed()  # which Grain's processes ask for
+    model = _linear_model(strategy, form)
+    workers = strategy.input_workers
+    read, result = [], {}
+
+    class Numbers:
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            read.append(int(index))
+            return int(index)
+
+    class Numbered(grain.transforms.Map):
+        def map(self, number):
+            return _numbered(number)
+
+    class Moved(grain.transforms.RandomMap):
+        def random_map(self, pair, rng):
+            x, y = pair
+            return x, y + rng.normal(size=y.shape).astype("float32")
+
+    class Even(grain.transforms.Filter):
+        def filter(self, number):
+            return number % 2 == 0
+
+    examples = grain.MapDataset.source(Numbers()).seed(4).shuffle()
+    pairs = examples.map(Numbered()).random_map(Moved())
+
+    in_this_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+    def loader(size, *maps, shard=None, count=1, **options):
+        return grain.DataLoader(
+            data_source=Numbers(),
+            sampler=grain.samplers.IndexSampler(30, shuffle=True, seed=2, num_epochs=count),
+            operations=[*maps, grain.transforms.Batch(size)],
+            shard_options=shard or grain.sharding.NoSharding(),
+            read_options=in_this_thread,
+            **options,
+        )
+
+    def fitted(name, data, **kwargs):
+        import keras
+
+        # Keras' adapter looks at two whole batches before that.
+        begins = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: read.clear())
+        losses = model.fit(data, epochs=2, verbose=0, **kwargs).history["loss"]
+        weights = [each.ravel().tolist() for each in model.get_weights()]
+        steps = kwargs.get("steps_per_epoch")
+        evaluated = model.evaluate(data, verbose=0, steps=steps, callbacks=[begins])
+        result[name] = {"numbers": [losses, evaluated, *weights], "read": sorted(read)}
+
+    if in_processes:  # each makes batches of its own
+        of_processes = loader(3, Numbered(), worker_count=2, count=2)
+        return {"numbers": [model.evaluate(of_processes, verbose=0)]}
+    fitted("by index", pairs.batch(8))
+    inputs = grain.MapDataset.source(Numbers()).map(lambda number: _numbered(number)[0]).batch(8)
+    result["predicted"] = {"numbers": [model.predict(inputs, verbose=0).ravel().tolist()]}
+    fitted("iterated", pairs.to_iter_dataset(in_this_thread).batch(8))
+    fitted("batches iterated", pairs.batch(8, drop_remainder=True).to_iter_dataset(in_this_thread))
+    fitted("repeated", pairs.repeat().batch(8), steps_per_epoch=5)
+    fitted("loaded", loader(8, Numbered(), Moved()))
+    filtered = examples.filter(Even()).map(Numbered()).to_iter_dataset().batch(8)
+    fitted("whole batches", filtered)
+    fitted("idle", pairs[:6].batch(1))  # one worker has the only row
+    if workers.num_workers > 1:
+        shard = grain.sharding.ShardOptions(workers.index, workers.num_workers)
+        sharded = loader(4, Numbered(), shard=shard)
+        fitted("sharded", sharded)
+        result["sharded"]["whole"] = model.evaluate(loader(8, Numbered()), verbose=0)
+        result["refused"] = []
+        for refused in (
+            lambda: model.predict(sharded, verbose=0),
+            lambda: model.evaluate(pairs[workers.index :].batch(8), verbose=0),
+        ):
+            try:
+                refused()
+            except Exception as error:
+                result["refused"].append(f"{type(error).__name__}: {error}")
     return result
 
 

@@ -25,10 +25,10 @@ SIZES = {
 }
 
 
-def on_workers(name, form, *args, workers=2, devices=1):
+def on_workers(name, form, *args, workers=2, devices=1, **kwargs):
     """What every worker's program returns, in a form in which Keras comes to it."""
     return launch(
-        own_rows_programs.on_workers,
+        functools.partial(own_rows_programs.on_workers, **kwargs),
         workers,
         args=(name, *args, form),
         imported=IMPORTED[form],
@@ -122,6 +122,40 @@ def test_pytorch_loaders_load_own_examples(form):
         assert "of workers 0 and 1 give other indices" in result["refused"]
     for kind in ("with processes", "drawing", "sampled"):
         assert results[0][kind]["weights"] == results[1][kind]["weights"]
+
+
+@forms("tf", soaked=["keras"])
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2)])
+def test_grain_pipelines_read_own_examples(workers, devices, form):
+    pytest.importorskip("grain")
+    results = results_of("grain_pipelines", workers, devices, form)
+    alone = expected("grain_pipelines", workers * devices)
+    for kind, said in alone.items():
+        for result in results:
+            for own, of_alone in zip(result[kind]["numbers"], said["numbers"], strict=True):
+                np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6, err_msg=kind)
+    for kind in ("iterated", "batches iterated", "loaded"):
+        together = sorted(itertools.chain(*(result[kind]["read"] for result in results)))
+        assert together == sorted(set(together)), kind
+        assert len(together) == (24 if kind == "batches iterated" else 30), kind
+    for worker, result in enumerate(results):
+        own = slice(worker * devices, (worker + 1) * devices)
+        counts = [sum(Shares(size, workers * devices).counts[own]) for size in (8, 8, 8, 6)]
+        assert len(result["loaded"]["read"]) == sum(counts)
+        assert len(result["sharded"]["read"]) == 15
+        _, evaluated, *_ = result["sharded"]["numbers"]
+        np.testing.assert_allclose(evaluated, result["sharded"]["whole"], rtol=1e-5)
+        sharded, shorter = result["refused"]
+        assert "Pass shard_options=grain.sharding.NoSharding()" in sharded
+        assert "worker 1 has 29 examples in batches of 8" in shorter
+
+
+@pytest.mark.soak
+def test_grains_processes_read_own_examples():
+    pytest.importorskip("grain")
+    alone = own_rows_programs.grain_pipelines(unison.MirroredStrategy(["CPU:0"]), in_processes=True)
+    for result in on_workers("grain_pipelines", "keras", in_processes=True):
+        np.testing.assert_allclose(result["numbers"], alone["numbers"], rtol=1e-5)
 
 
 @forms("tf", soaked=["keras"])

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetAdapter
 
 from unison.data import Shares
 from unison.data.distribution.own_rows import BatchesOfOwnRows, OwnRows, rows_of
@@ -25,6 +26,7 @@ from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
 from unison.errors import InvalidArgumentError
 from unison.keras.datasets import DatasetAdapter
+from unison.keras.grain_loaders import rows_of_grain
 from unison.keras.torch_loaders import is_divisible, rows_of_loader
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.runtime.process_group import all_gather_json
@@ -59,15 +61,17 @@ def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
         return _RowsOfDataset(adapter, dataset.own_batches())
     if isinstance(adapter, ArrayDataAdapter) and _are_dense(adapter._inputs):
         return _rows_of_arrays(adapter, strategy)
+    proportions = strategy.replica_shares.proportions  # as they are when the pass begins
+    count = strategy.placement.num_replicas
+
+    def shares_of_size(size: int) -> Shares:
+        return Shares(size, count, proportions)
+
+    replicas = _replicas_of(strategy)
+    if isinstance(adapter, GrainDatasetAdapter):
+        return rows_of_grain(adapter, shares_of_size, replicas)
     if is_divisible(getattr(adapter, "_dataloader", None)):
-        proportions = strategy.replica_shares.proportions  # as they are when the pass begins
-        count = strategy.placement.num_replicas
-        return rows_of_loader(
-            adapter,
-            lambda size: Shares(size, count, proportions),
-            _replicas_of(strategy),
-            strategy.input_workers.index,
-        )
+        return rows_of_loader(adapter, shares_of_size, replicas, strategy.input_workers.index)
     return None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from unison.data import AutoShardPolicy, Dataset, Options
 from unison.keras.feeding import feeding
+from unison.keras.grain_loaders import is_grain_loader, reads_a_shard
 from unison.keras.logs import StepLogs
 from unison.keras.own_rows import takes_rows_alone
 from unison.keras.torch_loaders import agree_on_order, is_divisible, is_loader, loads_a_part
@@ -98,27 +99,31 @@ def agreed_dataset(trainer: ReplicaTrainer, data: Any, keeps_order: bool = False
     """Returns a dataset that is distributed to the workers; other data as it is.
 
     Raises:
-        ValueError: A PyTorch loader leaves examples to other workers, and whole batches are needed.
+        ValueError: A loader of PyTorch or Grain leaves examples to other workers, and whole batches
+            are needed.
     """
     strategy = trainer.strategy
     needs_whole = trainer.takes_text or not takes_rows_alone(strategy)
-    if is_loader(data):
-        needs_whole = needs_whole or strategy.placement.is_elastic
-        if not loads_a_part(data):
-            if needs_whole or not is_divisible(data):  # otherwise, in every pass
-                agree_on_order(data)
-            return data
-        if needs_whole or keeps_order:
+    is_elastic = strategy.placement.is_elastic
+    part = None
+    if is_grain_loader(data) and reads_a_shard(data):
+        part = "ShardOptions of a shard. Pass shard_options=grain.sharding.NoSharding()."
+    elif is_loader(data):
+        if loads_a_part(data):
+            part = "a DistributedSampler. Leave out the sampler, or pass shuffle=True."
+        elif needs_whole or is_elastic or not is_divisible(data):  # otherwise, in every pass
+            agree_on_order(data)
+    if part is not None:
+        if needs_whole or is_elastic or keeps_order:
             raise ValueError(
                 "Expected a DataLoader of whole batches, the same on all workers, of which each "
                 "takes its part: for predict, where workers may change, and for models that take "
-                "text. Received: one with a DistributedSampler. Leave out the sampler, or pass "
-                "shuffle=True."
+                f"text. Received: one with {part}"
             )
         return strategy.distribute_datasets_from_function(lambda context: Dataset.from_source(data))
     if not isinstance(data, Dataset):
         return data
-    if needs_whole or keeps_order or strategy.placement.is_elastic:
+    if needs_whole or keeps_order or is_elastic:
         data = Dataset.with_options(data, Options(auto_shard_policy=AutoShardPolicy.DATA))
     return strategy.experimental_distribute_dataset(data)
 
