@@ -467,3 +467,34 @@ def dataset_creator(strategy, form="tf"):
         other.train_on_batch(np.float32(of_replicas)[:, None] / 50, of_replicas % 3)
     weights = [[each.tolist() for each in one.get_weights()] for one in (model, other)]
     return {"made": made, "weights": weights}
+
+
+def differing_data(strategy, form="keras"):
+    """The warnings of Keras' loops where each worker has data of its own, or the same."""
+    import warnings
+
+    model = _linear_model(strategy, form)
+    worker = strategy.input_workers.index
+    x = np.arange(8, dtype=np.float32)[:, None] / 8
+
+    def batches(first):
+        yield x[:4] + first, x[:4]
+        yield x[4:], x[4:]
+
+    def warned(*args, **kwargs):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                model.fit(*args, verbose=0, epochs=2, **kwargs)
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+        return [str(each.message) for each in caught if "different data" in str(each.message)]
+
+    return {
+        "same arrays": warned(x, x),
+        "other arrays": warned(x, x + worker),
+        "validation": warned(x, x, validation_data=(x + worker, x)),
+        "other lengths": warned(x[worker:], x[worker:]),
+        "same batches": warned(batches(0), steps_per_epoch=1),
+        "other batches": warned(batches(worker), steps_per_epoch=1),
+    }

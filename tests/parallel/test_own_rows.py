@@ -150,6 +150,19 @@ def test_grain_pipelines_read_own_examples(workers, devices, form):
         assert "worker 1 has 29 examples in batches of 8" in shorter
 
 
+@forms("tf", soaked=["keras"])
+def test_workers_with_different_data_are_warned_of(form):
+    first, second = on_workers("differing_data", form)
+    for kind in ("same arrays", "same batches"):
+        assert first[kind] == second[kind] == []
+    for kind in ("other arrays", "validation", "other batches"):
+        (warning,) = first[kind]
+        assert "Workers 0 and 1 were given different data" in warning
+        assert second[kind] == []
+    for result in (first, second):
+        assert "worker 1 has [[[7, 1], 'float32']" in result["other lengths"]
+
+
 @pytest.mark.soak
 def test_grains_processes_read_own_examples():
     pytest.importorskip("grain")

@@ -33,6 +33,7 @@ from unison.data.distribution.own_rows import are_own_rows
 from unison.data.leaves import shape_of
 from unison.data.transformations.prefetching import ReadAhead
 from unison.keras.datasets import DatasetAdapter
+from unison.keras.differing_data import comparing
 from unison.keras.own_rows import example_of, own_batches, skip_batches, takes_rows_alone
 from unison.keras.step import as_array
 from unison.runtime.placement import Placement
@@ -75,6 +76,8 @@ class Feeder:
         adapter = epochs.data_adapter
         own = own_batches(epochs, self._strategy) if self._takes_own_rows else None
         batches: Iterator[Any] = adapter.get_jax_iterator() if own is None else own
+        if own is None and self._takes_own_rows and self._strategy.group is None:
+            batches = comparing(adapter, batches)
         is_tracked = getattr(epochs, _IS_TRACKED, False)
         if not (self._reads_ahead and _may_be_read_ahead(adapter, is_tracked)):
             return batches if own is None else _UntilAsked(batches, self)

@@ -26,6 +26,7 @@ from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
 from unison.errors import InvalidArgumentError
 from unison.keras.datasets import DatasetAdapter
+from unison.keras.differing_data import compare_arrays
 from unison.keras.grain_loaders import rows_of_grain
 from unison.keras.torch_loaders import is_divisible, rows_of_loader
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
@@ -60,6 +61,7 @@ def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
             _end_with_the_data(epochs)
         return _RowsOfDataset(adapter, dataset.own_batches())
     if isinstance(adapter, ArrayDataAdapter) and _are_dense(adapter._inputs):
+        compare_arrays(adapter, keras.tree.flatten(adapter._inputs))
         return _rows_of_arrays(adapter, strategy)
     proportions = strategy.replica_shares.proportions  # as they are when the pass begins
     count = strategy.placement.num_replicas
