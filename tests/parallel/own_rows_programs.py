@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 import numpy as np
 
@@ -153,6 +154,19 @@ def resumed_fit(strategy, folder, form):
             model.fit(data, epochs=3, verbose=0, callbacks=[Stop(), *backups])
         return [each.tolist() for each in model.get_weights()]
 
+    def turns():
+        import keras
+
+        class Turns(keras.utils.PyDataset):
+            def __len__(self):
+                return 5
+
+            def __getitem__(self, index):
+                x, y = _numbered(np.arange(5 * index, 5 * index + 6))
+                return x[0][:, None], y[0][:, None]
+
+        return Turns(use_multiprocessing=True)
+
     names = []
     for number, count in enumerate([5, 9, 8, 4]):
         lines = [f"{100 * number + line}" for line in range(count)]
@@ -162,6 +176,7 @@ def resumed_fit(strategy, folder, form):
     inputs = {
         "data": lambda: Dataset.range(40).shuffle(40, seed=3).map(decode).batch(8),
         "files": lambda: TextLineDataset(names).map(decode).batch(8),
+        "turns": turns,
         "function": lambda: strategy.distribute_datasets_from_function(
             lambda context: (
                 Dataset.range(40)
@@ -365,6 +380,80 @@ def grain_pipelines(strategy, form="keras", in_processes=False):
                 refused()
             except Exception as error:
                 result["refused"].append(f"{type(error).__name__}: {error}")
+    return result
+
+
+def py_datasets(strategy, folder, form="keras"):
+    """What Keras' loops give for `PyDataset`s, and which batches this worker computes."""
+    model = _linear_model(strategy, form)
+    import keras
+
+    worker, num_workers = strategy.input_workers.index, strategy.input_workers.num_workers
+    calls = os.path.join(folder, f"{num_workers} {worker}")
+
+    class Numbers(keras.utils.PyDataset):
+        def __init__(self, sizes, fails_at=None, shuffles=False, endless=False, **kwargs):
+            super().__init__(use_multiprocessing=num_workers > 1, **kwargs)
+            self._begins = np.cumsum([0, *sizes])
+            self._fails_at, self._shuffles, self._endless = fails_at, shuffles, endless
+            self._numbers = np.arange(self._begins[-1], dtype=np.float32)
+
+        @property
+        def num_batches(self):
+            return None if self._endless else len(self._begins) - 1
+
+        def __getitem__(self, index):
+            drawn = np.random.rand() if num_workers > 1 else 0  # in a process of its own
+            with open(calls, "a") as file:
+                file.write(f"{index} {drawn} {os.getpid()}\n")
+            if index == self._fails_at:
+                raise OSError("no such file")
+            index %= len(self._begins) - 1
+            numbers = self._numbers[self._begins[index] : self._begins[index + 1]]
+            return [numbers[:, None] / 50, numbers[:, None] / 20, 1 + numbers % 3]
+
+        def on_epoch_end(self):
+            if self._shuffles:
+                np.random.shuffle(self._numbers)
+
+    def computed():
+        if not os.path.exists(calls):
+            return []
+        with open(calls) as file:
+            lines = [line.split() for line in file]
+        os.remove(calls)
+        return [[int(index), float(drawn), int(pid) == os.getpid()] for index, drawn, pid in lines]
+
+    def failure_of(dataset):
+        try:
+            model.evaluate(dataset, verbose=0)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    sizes, result = [12, 12, 12, 7, 1], {}
+    keras.utils.set_random_seed(3)  # also of workers with different states
+    np.random.rand(worker)
+    for kind, shuffle, options in (
+        ("in order", False, {}),
+        ("shuffled", True, {"workers": 2}),
+        ("shuffled by itself", False, {"shuffles": True}),
+    ):
+        data, validation = Numbers(sizes, **options), Numbers([5, 3], **options)
+        kwargs = {"epochs": 2, "shuffle": shuffle, "verbose": 0}
+        history = model.fit(data, validation_data=validation, **kwargs).history
+        computed()
+        evaluated = model.evaluate(data, verbose=0)
+        result[kind] = {"numbers": [*history.values(), evaluated], "computed": computed()}
+    endless = model.fit(Numbers(sizes, endless=True), steps_per_epoch=4, epochs=2, verbose=0)
+    predicted = model.predict(Numbers(sizes), verbose=0)
+    few = model.evaluate(Numbers([4]), verbose=0)
+    result["others"] = {"numbers": [endless.history["loss"], predicted.ravel().tolist(), few]}
+    if num_workers > 1:
+        result["failed"] = failure_of(Numbers(sizes, fails_at=2))
+        result["longer"] = failure_of(Numbers(sizes[worker:]))
+        unpicklable = Numbers(sizes)
+        unpicklable.lock = threading.Lock()
+        result["unpicklable"] = failure_of(unpicklable)
     return result
 
 

@@ -90,7 +90,7 @@ def test_files_are_read_by_one_worker_each(form):
 @forms("tf", soaked=["keras"])
 def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path, form):
     results = on_workers("resumed_fit", form, str(tmp_path))
-    for kind in ("data", "files", "function"):
+    for kind in ("data", "files", "function", "turns"):
         for result in results:
             for resumed, whole in zip(result[kind]["resumed"], result[kind]["whole"], strict=True):
                 np.testing.assert_allclose(resumed, whole, rtol=1e-5)
@@ -148,6 +148,27 @@ def test_grain_pipelines_read_own_examples(workers, devices, form):
         sharded, shorter = result["refused"]
         assert "Pass shard_options=grain.sharding.NoSharding()" in sharded
         assert "worker 1 has 29 examples in batches of 8" in shorter
+
+
+@forms("tf", soaked=["keras"])
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2)])
+def test_batches_of_a_py_dataset_are_computed_in_turn(tmp_path, workers, devices, form):
+    results = on_workers("py_datasets", form, str(tmp_path), workers=workers, devices=devices)
+    strategy = unison.MirroredStrategy([f"CPU:{index}" for index in range(workers * devices)])
+    alone = own_rows_programs.py_datasets(strategy, str(tmp_path))
+    for kind in ("in order", "shuffled", "shuffled by itself", "others"):
+        for result in results:
+            own, of_alone = (np.hstack(each[kind]["numbers"]) for each in (result, alone))
+            np.testing.assert_allclose(own, of_alone, 2e-5, 1e-6, err_msg=kind)
+    for worker, result in enumerate(results):
+        indices, drawn, in_this_process = zip(*result["in order"]["computed"], strict=True)
+        assert sorted(indices) == list(range(worker, 5, workers))
+        assert len(set(drawn)) == len(drawn)
+        assert not any(in_this_process)
+        assert "no such file" in result["failed"]
+        assert "Worker 0 has 5 batches, worker 1 has 4" in result["longer"]
+        assert "must be one that can be pickled" in result["unpicklable"]
+    assert [result["failed"].split(":")[0] for result in results] == ["OSError", "UnknownError"]
 
 
 @forms("tf", soaked=["keras"])

@@ -48,12 +48,17 @@ def compare_arrays(adapter: Any, arrays: Iterable[Any]) -> None:
             )
 
 
+def compare_batches(adapter: Any, batch: Any) -> None:
+    """Warns, once for an adapter, if the whole batches of the workers differ."""
+    if not getattr(adapter, _IS_COMPARED, False):
+        setattr(adapter, _IS_COMPARED, True)
+        _compared(None, keras.tree.flatten(batch))
+
+
 def comparing(adapter: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields whole batches; warns, once for an adapter, if the workers' first ones differ."""
+    """Yields whole batches; the first ones are compared."""
     for batch in batches:
-        if not getattr(adapter, _IS_COMPARED, False):
-            setattr(adapter, _IS_COMPARED, True)
-            _compared(None, keras.tree.flatten(batch))
+        compare_batches(adapter, batch)
         yield batch
 
 

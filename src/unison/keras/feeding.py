@@ -32,6 +32,7 @@ from unison.data import EQUAL_SHARES
 from unison.data.distribution.own_rows import are_own_rows
 from unison.data.leaves import shape_of
 from unison.data.transformations.prefetching import ReadAhead
+from unison.keras.batches_in_turn import BatchesInTurn
 from unison.keras.datasets import DatasetAdapter
 from unison.keras.differing_data import comparing
 from unison.keras.own_rows import example_of, own_batches, skip_batches, takes_rows_alone
@@ -176,6 +177,8 @@ class _UntilAsked(Iterator[Any]):
         self._feeder = feeder
 
     def __next__(self) -> Any:
+        if not self._feeder.is_asked and isinstance(self._batches, BatchesInTurn):
+            return self._batches.example()
         batch = next(self._batches)
         return batch if self._feeder.is_asked else example_of(batch)
 

@@ -1,8 +1,9 @@
 """Keras' loops on several workers: each reads its own rows of every batch.
 
 A batch is then a tree of `OwnRows`. Datasets are distributed as in a loop of one's own, arrays are
-indexed by the rows of a worker's replicas, and a PyTorch `DataLoader` loads those examples. What
-else Keras takes (generators, a `PyDataset`) computes whole batches, of which a step takes its rows.
+indexed by the rows of a worker's replicas, loaders of PyTorch and Grain load those examples, and
+the batches of a `PyDataset` with processes are computed in turn. What else Keras takes (generators)
+computes whole batches, of which a step takes its rows.
 
 In a group of workers that may change, that is so for datasets whose batches can be read again: a
 step that the next group repeats is divided between its workers.
@@ -25,6 +26,7 @@ from unison.data.distribution.own_rows import BatchesOfOwnRows, OwnRows, rows_of
 from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
 from unison.errors import InvalidArgumentError
+from unison.keras.batches_in_turn import BatchesInTurn, are_shared
 from unison.keras.datasets import DatasetAdapter
 from unison.keras.differing_data import compare_arrays
 from unison.keras.grain_loaders import rows_of_grain
@@ -60,6 +62,8 @@ def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
         if adapter.num_batches is None:
             _end_with_the_data(epochs)
         return _RowsOfDataset(adapter, dataset.own_batches())
+    if are_shared(adapter):
+        return BatchesInTurn(adapter, strategy)
     if isinstance(adapter, ArrayDataAdapter) and _are_dense(adapter._inputs):
         compare_arrays(adapter, keras.tree.flatten(adapter._inputs))
         return _rows_of_arrays(adapter, strategy)

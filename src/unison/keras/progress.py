@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from unison.data import AutoShardPolicy, Dataset, Options
+from unison.keras.batches_in_turn import shared
 from unison.keras.feeding import feeding
 from unison.keras.grain_loaders import is_grain_loader, reads_a_shard
 from unison.keras.logs import StepLogs
@@ -96,7 +97,7 @@ def agree_on_data(
 
 
 def agreed_dataset(trainer: ReplicaTrainer, data: Any, keeps_order: bool = False) -> Any:
-    """Returns a dataset that is distributed to the workers; other data as it is.
+    """Returns a dataset that the workers share; other data as it is.
 
     Raises:
         ValueError: A loader of PyTorch or Grain leaves examples to other workers, and whole batches
@@ -122,7 +123,7 @@ def agreed_dataset(trainer: ReplicaTrainer, data: Any, keeps_order: bool = False
             )
         return strategy.distribute_datasets_from_function(lambda context: Dataset.from_source(data))
     if not isinstance(data, Dataset):
-        return data
+        return data if needs_whole or is_elastic else shared(data, strategy)
     if needs_whole or keeps_order or is_elastic:
         data = Dataset.with_options(data, Options(auto_shard_policy=AutoShardPolicy.DATA))
     return strategy.experimental_distribute_dataset(data)
