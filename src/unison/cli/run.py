@@ -404,8 +404,9 @@ class _Run:
         self._tracebacks.close()
         if self._interrupts:
             count = len(self._programs)
-            what = "worker" if self._noun == "worker" else "machine's command"
-            ended = f"the {count} {what}s were" if count > 1 else f"the {what} was"
+            ended = f"the {count} workers were" if count > 1 else "the worker was"
+            if self._noun == "machine":
+                ended = f"the workers of {count} machine{'s' if count > 1 else ''} were"
             self.complain(f"interrupted (SIGINT); {ended} ended")
             return _INTERRUPTED
         self.failure = failure
