@@ -75,6 +75,13 @@ def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path, options, given,
     assert all(-2 <= step - again <= 25 for step, again in zip(later, resumed, strict=True))
 
 
+def test_a_first_step_that_is_traced_again_counts_once(tmp_path):
+    options, given = ("-n", "1", "--devices-per-worker", "2"), ("fit", "zero=3", "form=tf")
+    output = run(*options, *KEEPING, PROGRAM, tmp_path, *given, "kills=17:0")
+    assert len(resumed_steps(output)) == 1  # in the first epoch, which has 19 steps
+    assert report(output) == undisturbed(options, given)
+
+
 def test_a_process_stands_by_and_has_imported_what_the_program_imports(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

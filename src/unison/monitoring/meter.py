@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.captured import StateCapturedError
 from unison.data import waited_seconds
 from unison.program import ProgramCache
 from unison.runtime.placement import Placement
@@ -105,7 +106,11 @@ class Meter:
 
     def _train(self, trainer: Any, step: Any, batch: Any, may_wait: bool) -> int:
         is_marked = self._begin()
-        examples: int = trainer.run_step(step, batch, may_wait)
+        try:
+            examples: int = trainer.run_step(step, batch, may_wait)
+        except StateCapturedError:  # it has not begun: another step runs on the batch
+            self.steps -= 1
+            raise
         self.examples = (self.examples or 0) + examples
         self.operations += _here(step.operations, trainer.strategy.placement)
         if is_marked:

@@ -20,6 +20,7 @@ import jax
 import keras
 import numpy as np
 
+from unison.captured import StateCapturedError
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.data import count_examples
 from unison.errors import InternalError
@@ -243,6 +244,10 @@ class ElasticLoops:
             self._group.settle(1)
             self._prepare(step, batch, may_wait)
             return count
+        except StateCapturedError:  # it has not begun: another step runs on the batch
+            if place is not None and step.trains:
+                place.batch -= 1
+            raise
         except GroupChanged:
             self._recover(step)
             return count_examples(jax.tree.leaves(batch))

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from unison.captured import StateCapturedError
 from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, trainer_made
 from unison.runtime import process_group
@@ -71,7 +72,13 @@ class _Loops:
             if is_first and self._checkpoints.is_due:
                 self._keep(position, step)
             self._checkpoints.steps += 1
-        return self._run_step(step, batch, may_wait)
+        try:
+            return self._run_step(step, batch, may_wait)
+        except StateCapturedError:  # it has not begun: another step runs on the batch
+            if position is not None and step.trains:
+                position.batch -= 1
+                self._checkpoints.steps -= 1
+            raise
 
     def _keep(self, position: FitPosition, step: CompiledStep) -> None:
         """Keeps the state before the step whose batch was taken last."""
