@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 
 import numpy as np
 
@@ -150,11 +151,12 @@ def resumed_fit(strategy, folder, form):
 
         backups = [keras.callbacks.BackupAndRestore(backup, save_freq=1)] if backup else []
         decoded.clear()
+        data, kwargs = data if isinstance(data, tuple) else (data, {})
         with contextlib.suppress(InterruptedError):
-            model.fit(data, epochs=3, verbose=0, callbacks=[Stop(), *backups])
+            model.fit(data, epochs=3, verbose=0, callbacks=[Stop(), *backups], **kwargs)
         return [each.tolist() for each in model.get_weights()]
 
-    def turns():
+    def turns(shuffle):
         import keras
 
         class Turns(keras.utils.PyDataset):
@@ -163,9 +165,9 @@ def resumed_fit(strategy, folder, form):
 
             def __getitem__(self, index):
                 x, y = _numbered(np.arange(5 * index, 5 * index + 6))
-                return x[0][:, None], y[0][:, None]
+                return x[0][:, None], y[0][:, None] + np.random.rand(6, 1)
 
-        return Turns(use_multiprocessing=True)
+        return Turns(use_multiprocessing=True), {"shuffle": shuffle}
 
     names = []
     for number, count in enumerate([5, 9, 8, 4]):
@@ -176,7 +178,8 @@ def resumed_fit(strategy, folder, form):
     inputs = {
         "data": lambda: Dataset.range(40).shuffle(40, seed=3).map(decode).batch(8),
         "files": lambda: TextLineDataset(names).map(decode).batch(8),
-        "turns": turns,
+        "turns": lambda: turns(True),
+        "turns in order": lambda: turns(False),
         "function": lambda: strategy.distribute_datasets_from_function(
             lambda context: (
                 Dataset.range(40)
@@ -323,6 +326,12 @@ def grain_pipelines(strategy, form="keras", in_processes=False):
             x, y = pair
             return x, y + rng.normal(size=y.shape).astype("float32")
 
+    class Sampler:  # without a length
+        def __getitem__(self, index):
+            if index >= 20:
+                raise IndexError(index)
+            return grain.RecordMetadata(index=index, record_key=index)
+
     class Even(grain.transforms.Filter):
         def filter(self, number):
             return number % 2 == 0
@@ -361,8 +370,20 @@ def grain_pipelines(strategy, form="keras", in_processes=False):
     result["predicted"] = {"numbers": [model.predict(inputs, verbose=0).ravel().tolist()]}
     fitted("iterated", pairs.to_iter_dataset(in_this_thread).batch(8))
     fitted("batches iterated", pairs.batch(8, drop_remainder=True).to_iter_dataset(in_this_thread))
+
+    def make_batch(examples):  # not Grain's
+        return tuple(2 * np.stack(parts) for parts in zip(*examples, strict=True))
+
+    fitted("batched", pairs.batch(8, batch_fn=make_batch))
     fitted("repeated", pairs.repeat().batch(8), steps_per_epoch=5)
     fitted("loaded", loader(8, Numbered(), Moved()))
+    unknown = grain.DataLoader(
+        data_source=Numbers(),
+        sampler=Sampler(),
+        operations=[Numbered(), grain.transforms.Batch(8)],
+        shard_options=grain.sharding.NoSharding(),
+    )
+    fitted("of unknown length", unknown)
     filtered = examples.filter(Even()).map(Numbered()).to_iter_dataset().batch(8)
     fitted("whole batches", filtered)
     fitted("idle", pairs[:6].batch(1))  # one worker has the only row
@@ -375,6 +396,7 @@ def grain_pipelines(strategy, form="keras", in_processes=False):
         for refused in (
             lambda: model.predict(sharded, verbose=0),
             lambda: model.evaluate(pairs[workers.index :].batch(8), verbose=0),
+            lambda: model.evaluate(pairs[workers.index :: workers.num_workers].batch(4), verbose=0),
         ):
             try:
                 refused()
@@ -397,6 +419,7 @@ def py_datasets(strategy, folder, form="keras"):
             self._begins = np.cumsum([0, *sizes])
             self._fails_at, self._shuffles, self._endless = fails_at, shuffles, endless
             self._numbers = np.arange(self._begins[-1], dtype=np.float32)
+            self._calls = 0
 
         @property
         def num_batches(self):
@@ -405,7 +428,8 @@ def py_datasets(strategy, folder, form="keras"):
         def __getitem__(self, index):
             drawn = np.random.rand() if num_workers > 1 else 0  # in a process of its own
             with open(calls, "a") as file:
-                file.write(f"{index} {drawn} {os.getpid()}\n")
+                file.write(f"{index} {drawn} {os.getpid()} {self._calls}\n")
+            self._calls += 1
             if index == self._fails_at:
                 raise OSError("no such file")
             index %= len(self._begins) - 1
@@ -422,7 +446,9 @@ def py_datasets(strategy, folder, form="keras"):
         with open(calls) as file:
             lines = [line.split() for line in file]
         os.remove(calls)
-        return [[int(index), float(drawn), int(pid) == os.getpid()] for index, drawn, pid in lines]
+        return [
+            [int(index), float(drawn), int(pid), int(calls)] for index, drawn, pid, calls in lines
+        ]
 
     def failure_of(dataset):
         try:
@@ -441,9 +467,14 @@ def py_datasets(strategy, folder, form="keras"):
         data, validation = Numbers(sizes, **options), Numbers([5, 3], **options)
         kwargs = {"epochs": 2, "shuffle": shuffle, "verbose": 0}
         history = model.fit(data, validation_data=validation, **kwargs).history
-        computed()
+        calls_before = [each[-1] for each in computed()]
         evaluated = model.evaluate(data, verbose=0)
-        result[kind] = {"numbers": [*history.values(), evaluated], "computed": computed()}
+        result[kind] = {
+            "numbers": [*history.values(), evaluated],
+            "computed": computed(),
+            "calls": max(calls_before),
+            "pid": os.getpid(),
+        }
     endless = model.fit(Numbers(sizes, endless=True), steps_per_epoch=4, epochs=2, verbose=0)
     predicted = model.predict(Numbers(sizes), verbose=0)
     few = model.evaluate(Numbers([4]), verbose=0)
@@ -451,9 +482,35 @@ def py_datasets(strategy, folder, form="keras"):
     if num_workers > 1:
         result["failed"] = failure_of(Numbers(sizes, fails_at=2))
         result["longer"] = failure_of(Numbers(sizes[worker:]))
-        unpicklable = Numbers(sizes)
-        unpicklable.lock = threading.Lock()
-        result["unpicklable"] = failure_of(unpicklable)
+        for kind, options in (("unpicklable", {}), ("without processes", {"workers": 0})):
+            data = Numbers(sizes, **options)
+            data.lock = threading.Lock()
+            computed()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model.evaluate(data, verbose=0)
+            warned = [str(each.message) for each in caught]
+            warned = [each for each in warned if "computes all batches" in each]
+            result[kind] = {"warned": warned, "computed": len({each[0] for each in computed()})}
+
+    class Level(keras.utils.PyDataset):
+        level = 0
+
+        @property
+        def num_batches(self):
+            return 12
+
+        def __getitem__(self, index):
+            x = np.ones((4, 1), "float32")
+            return x, x * self.level
+
+        def on_epoch_end(self):
+            self.level += 1
+
+    losses = model.fit(
+        Level(use_multiprocessing=num_workers > 1), steps_per_epoch=4, epochs=3, verbose=0
+    ).history["loss"]
+    result["level"] = losses
     return result
 
 
@@ -560,8 +617,6 @@ def dataset_creator(strategy, form="tf"):
 
 def differing_data(strategy, form="keras"):
     """The warnings of Keras' loops where each worker has data of its own, or the same."""
-    import warnings
-
     model = _linear_model(strategy, form)
     worker = strategy.input_workers.index
     x = np.arange(8, dtype=np.float32)[:, None] / 8

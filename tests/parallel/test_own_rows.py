@@ -90,7 +90,7 @@ def test_files_are_read_by_one_worker_each(form):
 @forms("tf", soaked=["keras"])
 def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path, form):
     results = on_workers("resumed_fit", form, str(tmp_path))
-    for kind in ("data", "files", "function", "turns"):
+    for kind in ("data", "files", "function", "turns", "turns in order"):
         for result in results:
             for resumed, whole in zip(result[kind]["resumed"], result[kind]["whole"], strict=True):
                 np.testing.assert_allclose(resumed, whole, rtol=1e-5)
@@ -145,9 +145,10 @@ def test_grain_pipelines_read_own_examples(workers, devices, form):
         assert len(result["sharded"]["read"]) == 15
         _, evaluated, *_ = result["sharded"]["numbers"]
         np.testing.assert_allclose(evaluated, result["sharded"]["whole"], rtol=1e-5)
-        sharded, shorter = result["refused"]
+        sharded, shorter, sliced = result["refused"]
         assert "Pass shard_options=grain.sharding.NoSharding()" in sharded
         assert "worker 1 has 29 examples in batches of 8" in shorter
+        assert "of SliceMapDataset[1:30:2]" in sliced
 
 
 @forms("tf", soaked=["keras"])
@@ -161,13 +162,18 @@ def test_batches_of_a_py_dataset_are_computed_in_turn(tmp_path, workers, devices
             own, of_alone = (np.hstack(each[kind]["numbers"]) for each in (result, alone))
             np.testing.assert_allclose(own, of_alone, 2e-5, 1e-6, err_msg=kind)
     for worker, result in enumerate(results):
-        indices, drawn, in_this_process = zip(*result["in order"]["computed"], strict=True)
+        indices, drawn, pids, _ = zip(*result["in order"]["computed"], strict=True)
         assert sorted(indices) == list(range(worker, 5, workers))
         assert len(set(drawn)) == len(drawn)
-        assert not any(in_this_process)
+        assert result["in order"]["pid"] not in pids
+        assert result["in order"]["calls"] < 3  # each epoch has a copy of its own
         assert "no such file" in result["failed"]
         assert "Worker 0 has 5 batches, worker 1 has 4" in result["longer"]
-        assert "must be one that can be pickled" in result["unpicklable"]
+        assert result["unpicklable"]["computed"] == result["without processes"]["computed"] == 5
+        assert result["without processes"]["warned"] == []
+        np.testing.assert_allclose(result["level"], alone["level"], rtol=1e-5)
+    (warned,) = results[0]["unpicklable"]["warned"]
+    assert "The PyDataset cannot be sent to processes: cannot pickle" in warned
     assert [result["failed"].split(":")[0] for result in results] == ["OSError", "UnknownError"]
 
 

@@ -11,8 +11,10 @@ them for every batch, in the thread of the loop.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +28,7 @@ from unison.data.distribution.own_rows import OwnRows
 from unison.data.distribution.replica_batches import cut
 from unison.errors import InvalidArgumentError, UnknownError
 from unison.interrupts import is_of_a_signal_handler
-from unison.keras.dataset_processes import DatasetProcesses
+from unison.keras.dataset_processes import DatasetProcesses, pickled
 from unison.keras.differing_data import compare_batches
 from unison.runtime.all_to_all import all_to_all
 from unison.runtime.process_group import all_gather_json
@@ -52,6 +54,8 @@ class SharedDataset(keras.utils.PyDataset):
     def __init__(self, dataset: keras.utils.PyDataset):
         super().__init__()
         self.dataset = dataset
+        #: The number of epochs that have begun, also those before a loop that is resumed.
+        self.epochs = 0
 
     @property
     def num_batches(self) -> int | None:
@@ -62,6 +66,7 @@ class SharedDataset(keras.utils.PyDataset):
         return self.dataset[number]
 
     def on_epoch_begin(self) -> None:
+        self.epochs += 1
         self.dataset.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
@@ -72,12 +77,20 @@ def shared(data: Any, strategy: Strategy) -> Any:
     """Returns what Keras' loops on several workers are given: a `SharedDataset`, or data as it is.
 
     Where several workers are one in the input, since they have a replica together, each computes
-    all batches.
+    all batches; so do they, with a warning, if the dataset cannot be pickled.
     """
     is_alone = strategy.input_workers.num_workers != jax.process_count()
-    if is_alone or not isinstance(data, keras.utils.PyDataset) or not data.use_multiprocessing:
+    if is_alone or not isinstance(data, keras.utils.PyDataset):
         return data
-    return SharedDataset(data)
+    if not data.use_multiprocessing or data.workers < 1:
+        return data
+    said = outcome_of(lambda: len(pickled(data)))
+    errors = [error for error in all_gather_json(str(said), _NAME) if not error.isdecimal()]
+    if not errors:
+        return SharedDataset(data)
+    if jax.process_index() == 0:
+        warnings.warn(f"Each worker computes all batches. {errors[0]}", stacklevel=2)
+    return data
 
 
 def are_shared(adapter: Any) -> bool:
@@ -137,7 +150,7 @@ class _Pass:
         skipped: The number of batches that are left out at the beginning.
 
     Raises:
-        TypeError: The dataset cannot be pickled.
+        TypeError: The dataset can no longer be pickled.
         InvalidArgumentError: The workers have other numbers of batches.
     """
 
@@ -145,18 +158,24 @@ class _Pass:
         self._adapter = adapter
         self._strategy = strategy
         self._structure: Any = None
-        self._computed: Iterator[Any] | None = None
-        self._skipped = skipped
         self._count: int | None = adapter.num_batches
-        self._left = None if self._count is None else max(self._count - skipped, 0)
+        #: The number of batches that are done.
+        self._done = skipped
         self._numbers = list(range(self._count or 0))
         if adapter.shuffle:  # as Keras' adapter does, by the same random numbers
             random.shuffle(self._numbers)
         if not hasattr(adapter, _PROCESSES):
             setattr(adapter, _PROCESSES, DatasetProcesses(adapter.py_dataset.dataset))
         self._processes: DatasetProcesses = getattr(adapter, _PROCESSES)
-        said = _outcome(lambda: [self._count, self._processes.begin_pass()])
-        of_all = _answers_of_all(said)
+        self._random_state = _digest_of_random_state()
+        self._computed = self._begin()
+
+    def _begin(self) -> Iterator[Any]:
+        """Returns the batches that this worker computes, of the dataset as it is now."""
+        self._epoch: int = self._adapter.py_dataset.epochs
+        outcome = outcome_of(self._processes.take_copy)
+        seed = self._random_state ^ self._epoch
+        of_all = _answers_of_all(outcome or [self._count, seed])
         for worker, (count, _) in enumerate(of_all):
             if count != of_all[0][0]:
                 raise InvalidArgumentError(
@@ -165,6 +184,12 @@ class _Pass:
                     f"{worker} has {count}."
                 )
         self._seed = of_all[0][1]
+        workers = self._strategy.input_workers
+        first, step = self._done + workers.index, workers.num_workers
+        own: Iterable[int] = itertools.count(first, step)
+        if self._count is not None:
+            own = self._numbers[first::step]
+        return self._processes.batches(own, self._seed)
 
     def first(self) -> Any:
         """Returns the first batch, whole."""
@@ -180,17 +205,13 @@ class _Pass:
         """
         workers = self._strategy.input_workers
         count = workers.num_workers
-        if self._left is not None:
-            count = min(self._left, count)
-            self._left -= count
+        if self._count is not None:
+            count = min(max(self._count - self._done, 0), count)
         if not count:
             return []
-        if self._computed is None:
-            first, step = self._skipped + workers.index, workers.num_workers
-            own = itertools.count(first, step)
-            self._computed = self._processes.batches(
-                own if self._count is None else self._numbers[first::step], self._seed
-            )
+        if self._epoch != self._adapter.py_dataset.epochs:  # a pass over several
+            self._computed = self._begin()
+        self._done += count
         leaves: list[np.ndarray] = []
 
         def computed() -> Any:
@@ -201,7 +222,7 @@ class _Pass:
             described = [[list(leaf.shape), name_of_dtype(leaf.dtype)] for leaf in own]
             return [str(self._structure), described]
 
-        of_all = _answers_of_all(_outcome(computed))[:count]
+        of_all = _answers_of_all(outcome_of(computed))[:count]
         if any(structure != of_all[0][0] for structure, _ in of_all):
             structures = "; ".join(structure for structure, _ in of_all)
             raise InvalidArgumentError(
@@ -286,7 +307,7 @@ class _Described:
         return arrays
 
 
-def _outcome(function: Callable[[], Any]) -> Any:
+def outcome_of(function: Callable[[], Any]) -> Any:
     """Returns what a function returns, or the error that it raises."""
     try:
         return function()
@@ -336,3 +357,10 @@ def _bytes_of(arrays: Iterable[np.ndarray]) -> np.ndarray:
     """Returns the bytes of arrays, one after the other."""
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
     return np.concatenate(flat)
+
+
+def _digest_of_random_state() -> int:
+    """Returns 48 bits of a digest of the random states of NumPy and Python, which stay the same."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    states = repr((kind, np.asarray(keys).tolist(), rest, random.getstate()))
+    return int.from_bytes(hashlib.sha256(states.encode()).digest()[:6])

@@ -47,41 +47,24 @@ class DatasetProcesses:
         self._dataset = dataset
         self._pool = _pool_for(dataset)
         self._copy: _Copy | None = None
-        self._passes = 0
 
-    def begin_pass(self) -> int:
-        """Takes a copy of the dataset as it is now.
-
-        Returns:
-            The seed of the pass, 48 bits. The random states of NumPy and Python, and the number of
-            passes, determine it; they stay as they are.
+    def take_copy(self) -> None:
+        """Takes a copy of the dataset as it is now, for the batches that are asked for then.
 
         Raises:
             TypeError: The dataset cannot be pickled.
         """
-        import cloudpickle
-
-        try:
-            content = cloudpickle.dumps(self._dataset)
-        except Exception as error:
-            raise TypeError(
-                "With use_multiprocessing=True, a PyDataset must be one that can be pickled, as it "
-                f"is sent to processes: {error}. Open files and the like in __getitem__, at its "
-                "first call, or leave out use_multiprocessing."
-            ) from error
-        if self._copy is None or hashlib.sha256(content).digest() != self._copy.digest:
-            self._copy = _Copy(content)
-        self._passes += 1
-        kind, keys, *rest = np.random.get_state(legacy=True)
-        states = (kind, np.asarray(keys).tolist(), rest, random.getstate(), self._passes)
-        return int.from_bytes(hashlib.sha256(repr(states).encode()).digest()[:6])
+        content = pickled(self._dataset)
+        digest = hashlib.sha256(content).digest()
+        if self._copy is None or digest != self._copy.digest:
+            self._copy = _Copy(content, digest)
 
     def batches(self, numbers: Iterable[int], seed: int) -> Iterator[Any]:
         """Returns batches of the copy, which are computed ahead once the first one is requested.
 
         Args:
             numbers: The indices of the batches.
-            seed: The seed of the pass.
+            seed: The seed of the pass, another one for each.
         """
         copy = self._copy
         assert copy is not None
@@ -95,19 +78,38 @@ class _Copy:
 
     Args:
         content: The pickled dataset.
+        digest: The digest of the content, bytes[32].
 
     Attributes:
-        digest: The digest of the content, bytes[32].
+        digest: The digest of the content.
         path: The path, as long as this object lives.
     """
 
-    def __init__(self, content: bytes):
+    def __init__(self, content: bytes, digest: bytes):
         file = new_file()
         weakref.finalize(self, os.close, file)
         with open(file, "wb", closefd=False) as opened:
             opened.write(content)
-        self.digest = hashlib.sha256(content).digest()
+        self.digest = digest
         self.path = f"/proc/{os.getpid()}/fd/{file}"
+
+
+def pickled(dataset: keras.utils.PyDataset) -> bytes:
+    """Returns a dataset as bytes for processes.
+
+    Raises:
+        TypeError: It cannot be pickled.
+    """
+    import cloudpickle
+
+    try:
+        content: bytes = cloudpickle.dumps(dataset)
+    except Exception as error:
+        raise TypeError(
+            f"The PyDataset cannot be sent to processes: {error}. Open files and the like in "
+            "__getitem__, at its first call."
+        ) from error
+    return content
 
 
 def _computed(pool: WorkerPool, asked: Iterable[bytes], ahead: int) -> Iterator[Any]:
@@ -147,7 +149,8 @@ class _Compute:
     """The function of the processes."""
 
     def __init__(self) -> None:
-        self._copies: dict[bytes, Any] = {}
+        #: The copies, by their digests and the seeds of their passes.
+        self._copies: dict[tuple[bytes, int], Any] = {}
 
     def __call__(self, asked: bytes) -> bytes:
         """Returns a pickled batch.
@@ -157,20 +160,26 @@ class _Compute:
                 seed of the pass; the last two determine the random numbers.
         """
         digest, path, number, seed = pickle.loads(asked)
-        if digest not in self._copies:
+        copy = digest, seed  # in which nothing is left of an earlier pass
+        if copy not in self._copies:
             while len(self._copies) >= _COPIES_A_PROCESS:
                 del self._copies[next(iter(self._copies))]
-            self._copies[digest] = _dataset_of(path, digest)
+            self._copies[copy] = _dataset_of(path, digest)
         sequence = np.random.SeedSequence([seed, number])
         np.random.seed(sequence.generate_state(4))
         random.seed(int(sequence.generate_state(1, np.uint64)[0]))
-        batch = self._copies[digest][number]
+        batch = self._copies[copy][number]
         batch = keras.tree.map_structure(np.asarray, batch, none_is_leaf=False)
         return pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
 
 
 def _dataset_of(path: str, digest: bytes) -> Any:
-    content = Path(path).read_bytes()
+    """Returns the dataset in a copy.
+
+    Raises:
+        CancelledError: The copy is not there any more: the path is that of something else.
+    """
+    content = Path(path).read_bytes() if Path(path).is_file() else b""
     if hashlib.sha256(content).digest() != digest:
         raise CancelledError(message="The pass over a PyDataset has ended.")
     return pickle.loads(content)

@@ -73,9 +73,9 @@ def _compared(described: Any, arrays: Iterable[Any]) -> list[Any]:
     differing = [worker for worker, said in enumerate(of_all) if said[1] != of_all[0][1]]
     if differing and jax.process_index() == 0:
         warnings.warn(
-            f"Workers 0 and {differing[0]} were given different data, and each takes its own rows "
-            "of every batch: the other rows are not seen by any worker. Give all workers the same "
-            f"data, and seed what is random in them. {_REMEDY}.",
+            f"Workers 0 and {differing[0]} were given different data, of which each takes a part, "
+            "as if all had the same: examples are left out, or seen twice. Give all workers the "
+            f"same data, and seed what is random in them. {_REMEDY}.",
             stacklevel=2,
         )
     return of_all

@@ -83,7 +83,7 @@ def rows_of_grain(
         InvalidArgumentError: The workers have other numbers of examples, or sizes of batches.
     """
     made = _own_pipeline(adapter._dataset, shares_of_size, replicas)
-    _require_the_same(None if made is None else made[1])
+    _require_the_same(adapter._dataset, None if made is None else made[1])
     return None if made is None else RowsOfGrain(*made, replicas, adapter._dataset)
 
 
@@ -125,8 +125,8 @@ def _batches_and_examples(data: Any) -> tuple[Any, Any, Any] | None:
         batches, examples = iterated[0], data
     else:
         return None
-    is_stacked = getattr(batches._batch_fn, "__name__", "") == "make_batch"
-    if not is_stacked or not _are_one_to_one(examples):
+    stacks = sys.modules[type(batches).__module__].make_batch
+    if batches._batch_fn is not stacks or not _are_one_to_one(examples):
         return None
     if not iterated:
         return batches, examples, None
@@ -149,7 +149,10 @@ def _own_loader(
     *maps, batch = loader._operations
     of_each = grain.transforms.Map, grain.transforms.RandomMap
     is_batched = isinstance(batch, grain.transforms.Batch) and batch.batch_fn is None
-    if reads_a_shard(loader) or not is_batched or not all(isinstance(m, of_each) for m in maps):
+    has_length = hasattr(type(loader._sampler), "__len__")
+    if reads_a_shard(loader) or not (is_batched and has_length):
+        return None
+    if not all(isinstance(each, of_each) for each in maps):
         return None
     options = loader.multiprocessing_options
     positions = OwnPositions(
@@ -173,20 +176,28 @@ def _own_loader(
     return own, positions
 
 
-def _require_the_same(positions: OwnPositions | None) -> None:
+def _require_the_same(data: Any, positions: OwnPositions | None) -> None:
     """Raises an InvalidArgumentError on all workers unless they divide the same batches."""
-    said = None if positions is None else positions.described
+    slices = [] if isinstance(data, sys.modules["grain"].DataLoader) else _slices_of(data)
+    said = [None if positions is None else positions.described, slices]
     of_all = all_gather_json(said, "The batches of a Grain dataset")
     for worker, other in enumerate(of_all):
         if other != of_all[0]:
             raise InvalidArgumentError(
                 message="All workers must be given Grain datasets of the same batches, of which "
-                f"each reads its part. Worker 0 has {_described(of_all[0])}, worker {worker} has "
-                f"{_described(other)}. For data of each worker's own, pass "
+                f"each reads its part. Worker 0 has {_described(*of_all[0])}, worker {worker} has "
+                f"{_described(*other)}. For data of each worker's own, pass "
                 "strategy.distribute_datasets_from_function(lambda context: "
                 "Dataset.from_source(dataset))."
             )
 
 
-def _described(said: list[int] | None) -> str:
-    return "other data" if said is None else f"{said[0]} examples in batches of {said[1]}"
+def _slices_of(data: Any) -> list[str]:
+    """Returns the slices (`data[worker::count]`) in a pipeline."""
+    own = [str(data)] if type(data).__name__ == "SliceMapDataset" else []
+    return own + [each for parent in data.parents for each in _slices_of(parent)]
+
+
+def _described(batches: list[int] | None, slices: list[str]) -> str:
+    said = "other data" if batches is None else f"{batches[0]} examples in batches of {batches[1]}"
+    return ", of ".join([said, *slices])

@@ -174,3 +174,9 @@ def skip_batches(batches: Iterator[Any], count: int) -> None:
         return
     for _ in range(count):
         next(batches)
+
+
+def begin_at_epoch(epochs: Any, number: int) -> None:
+    """Lets the next epoch of Keras' `EpochIterator` be one with a number, as its data may draw."""
+    if are_shared(epochs.data_adapter):
+        epochs.data_adapter.py_dataset.epochs += number

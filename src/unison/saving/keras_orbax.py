@@ -226,8 +226,6 @@ class _Checkpointer:
                 assert self._taken is not None
                 (content, is_async), self._taken = self._taken, None
                 arrays = jax.device_get(content) if is_writer else {}
-            if is_writer:
-                self._require_new(step)
 
         def write() -> None:
             if is_writer:
@@ -290,14 +288,15 @@ class _Checkpointer:
             self._open = orbax.CheckpointManager(self.directory, options=options)
         return self._open
 
-    def _require_new(self, step: int) -> None:
-        if step in self._manager().all_steps():
-            raise _orbax.training.errors.StepAlreadyExistsError(f"Step {step} already exists.")
-
     def _write(self, step: int, content: dict[str, Any]) -> None:
         orbax: ModuleType = require_orbax()
         items = {name: orbax.args.PyTreeSave(tree) for name, tree in content.items()}
         manager = self._manager()
+        if step in manager.all_steps():
+            raise _orbax.training.errors.StepAlreadyExistsError(
+                f"Step {step} already exists in {self.directory}. Give each OrbaxCheckpoint a "
+                "directory of its own, or remove the steps of an earlier run."
+            )
         manager.save(step, args=orbax.args.Composite(**items))
         manager.wait_until_finished()
 

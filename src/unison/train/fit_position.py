@@ -14,7 +14,7 @@ from unison.data.plan import Plan, memories_of, recall
 from unison.data.state import decode, encode
 from unison.errors import DataLossError
 from unison.keras.feeding import track_position
-from unison.keras.own_rows import skip_batches
+from unison.keras.own_rows import begin_at_epoch, skip_batches
 from unison.runtime import process_group
 from unison.runtime.process_group import all_gather_json
 from unison.storage.decoding import corrupt, decoding
@@ -259,6 +259,7 @@ class Batches:
                 "saved at the end of an epoch."
             )
         self._resumed, self._resumed_batch = position.data, position.batch
+        begin_at_epoch(self._epochs, position.epoch)
         if not position.data["taken"]:
             self._enter(position.data["now"])
 

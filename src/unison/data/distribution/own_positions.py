@@ -111,7 +111,7 @@ class OwnPositions:
         if found is None:
             raise InvalidArgumentError(
                 message=f"The source has no element {example}: it gives None, and so a batch has "
-                "less examples on one worker only. Of a Grain MapDataset with a filter, pass "
-                "to_iter_dataset() in Dataset.from_source(...).batch(size)."
+                "less examples on one worker only. In a Grain dataset, leave elements out by "
+                "filter(), and not by a map that returns None."
             )
         return found

@@ -208,7 +208,7 @@ def _death(stage: str, status: int) -> InternalError:
     return InternalError(
         message=f"A worker process of {stage} {how}; its elements are lost. If the function does "
         "not end the process itself, the machine may have run out of memory: use fewer processes "
-        "(num_parallel_calls), or smaller elements."
+        "(num_parallel_calls, or workers of a PyDataset), or smaller elements."
     )
 
 
