@@ -87,7 +87,7 @@ def state_of_workers(dataset, num_parts):
 
 def at(data, batch=0):
     """The position in `fit` of a state of its batches."""
-    return types.SimpleNamespace(data=data, batch=batch, source="A backup")
+    return types.SimpleNamespace(data=data, epoch=0, batch=batch, source="A backup")
 
 
 @pytest.fixture
