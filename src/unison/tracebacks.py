@@ -269,7 +269,7 @@ def _walk(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 def _are_hidden(frames: list[FrameType]) -> list[bool]:
     folders = _folders_of_libraries()
-    names = [frame.f_code.co_filename for frame in frames]
+    names = [_file_of(frame) for frame in frames]
     hidden = [name.startswith(folders) for name in names]
     for order in (range(len(names)), reversed(range(len(names)))):
         beside = False
@@ -277,6 +277,15 @@ def _are_hidden(frames: list[FrameType]) -> list[bool]:
             hidden[index] = hidden[index] or (beside and _is_standard_library(names[index]))
             beside = hidden[index]
     return hidden
+
+
+def _file_of(frame: FrameType) -> str:
+    """Returns the file of the code of a frame; of code that is made while it runs (as the methods
+    of a dataclass are), that of its module.
+    """
+    name = frame.f_code.co_filename
+    is_made = name.startswith("<") and not name.startswith("<frozen ")
+    return (frame.f_globals.get("__file__") or name) if is_made else name
 
 
 def _is_standard_library(name: str) -> bool:

@@ -429,6 +429,15 @@ for batch in batches: pass  # here
 }
 
 
+def test_methods_that_a_dataclass_of_a_library_has_made_are_the_librarys():
+    made = {"__name__": "jax._src.example", "__file__": jax.__file__}
+    exec("def __init__(): raise KeyboardInterrupt", made)  # in the file "<string>"
+    with pytest.raises(KeyboardInterrupt) as caught:
+        made["__init__"]()
+    names = [frame.name for frame in user_frames(caught.value)]
+    assert names == ["test_methods_that_a_dataclass_of_a_library_has_made_are_the_librarys"]
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_an_interrupt_prints_one_line_that_says_where_the_program_was(loop):
     program = INTERRUPTED + LOOPS[loop]
