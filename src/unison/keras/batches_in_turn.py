@@ -25,7 +25,6 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from unison.data import Shares
 from unison.data.distribution.own_rows import OwnRows
-from unison.data.distribution.replica_batches import cut
 from unison.errors import InvalidArgumentError, UnknownError
 from unison.interrupts import is_of_a_signal_handler
 from unison.keras.dataset_processes import DatasetProcesses, pickled
@@ -79,8 +78,8 @@ def shared(data: Any, strategy: Strategy) -> Any:
     Where several workers are one in the input, since they have a replica together, each computes
     all batches; so do they, with a warning, if the dataset cannot be pickled.
     """
-    is_alone = strategy.input_workers.num_workers != jax.process_count()
-    if is_alone or not isinstance(data, keras.utils.PyDataset):
+    are_teams = strategy.input_workers.num_workers != jax.process_count()
+    if are_teams or not isinstance(data, keras.utils.PyDataset):
         return data
     if not data.use_multiprocessing or data.workers < 1:
         return data
@@ -263,9 +262,7 @@ class _Pass:
         for batch, of_batch, parts, content in zip(batches, shares, rows, received, strict=False):
             own_part = parts[workers.index]
             arrays = batch.arrays_of(content, own_part.stop - own_part.start)
-            counts = of_batch.counts[mine.start : mine.stop]
-            cuts = (cut([array], counts)[0] for array in arrays)
-            leaves = [OwnRows(each, of_batch, mine.start) for each in cuts]
+            leaves = [OwnRows.of(array, of_batch, mine) for array in arrays]
             found.append(jax.tree.unflatten(self._structure, leaves))
         return found
 

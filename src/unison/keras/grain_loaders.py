@@ -17,7 +17,6 @@ import numpy as np
 from unison.data import Shares
 from unison.data.distribution.own_positions import OwnPositions
 from unison.data.distribution.own_rows import OwnRows
-from unison.data.distribution.replica_batches import cut
 from unison.errors import InvalidArgumentError
 from unison.runtime.process_group import all_gather_json
 
@@ -57,14 +56,13 @@ class RowsOfGrain(Iterator[Any]):
         if self._number == self._positions.num_batches:
             raise StopIteration
         shares = self._positions.shares_of(self._number)
-        counts = shares.counts[self._replicas.start : self._replicas.stop]
         # Grain makes no batch without examples: another one shows its structure.
-        batch = next(self._batches if sum(counts) else iter(self._whole))
+        has_rows = any(shares.counts[self._replicas.start : self._replicas.stop])
+        batch = next(self._batches if has_rows else iter(self._whole))
         self._number += 1
 
         def own_rows(array: Any) -> OwnRows:
-            (parts,) = cut([np.asarray(array)[: sum(counts)]], counts)
-            return OwnRows(parts, shares, self._replicas.start)
+            return OwnRows.of(np.asarray(array), shares, self._replicas)
 
         return keras.tree.map_structure(own_rows, batch, none_is_leaf=False)
 

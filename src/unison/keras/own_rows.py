@@ -23,7 +23,6 @@ from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetA
 
 from unison.data import Shares
 from unison.data.distribution.own_rows import BatchesOfOwnRows, OwnRows, rows_of
-from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
 from unison.errors import InvalidArgumentError
 from unison.keras.batches_in_turn import BatchesInTurn, are_shared
@@ -134,8 +133,7 @@ def _rows_of_arrays(adapter: ArrayDataAdapter, strategy: Strategy) -> Iterator[A
         first = indices.start if is_slice else 0
         where = slice(first + own.start, first + own.stop) if is_slice else indices[own]
         rows = sliceable.convert_to_jax_compatible(sliceable[where])
-        (parts,) = cut([rows], shares.counts[replicas.start : replicas.stop])
-        return OwnRows(parts, shares, replicas.start)
+        return OwnRows.of(rows, shares, replicas)
 
     return adapter._get_iterator(own_rows, inputs)
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from unison.data import Shares
 from unison.data.distribution.own_rows import OwnRows
-from unison.data.distribution.replica_batches import cut
 from unison.errors import InvalidArgumentError
 from unison.runtime.process_group import all_gather_json
 
@@ -125,12 +124,9 @@ def rows_of_loader(
             generator.manual_seed(int.from_bytes(digest[:8]) >> 1)
         loaded = iter(made)
     for batch, shares in zip(loaded, of_batches, strict=True):
-        counts = shares.counts[replicas.start : replicas.stop]
 
-        def own_rows(tensor: Any, shares: Shares = shares, counts: Any = counts) -> OwnRows:
-            rows = np.asarray(tensor.cpu())
-            (parts,) = cut([rows[: sum(counts)]], counts)
-            return OwnRows(parts, shares, replicas.start)
+        def own_rows(tensor: Any, shares: Shares = shares) -> OwnRows:
+            return OwnRows.of(np.asarray(tensor.cpu()), shares, replicas)
 
         yield tuple(keras.tree.map_structure(own_rows, batch, none_is_leaf=False))
 

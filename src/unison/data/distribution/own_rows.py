@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from unison.data.distribution.input_workers import InputWorkers
-from unison.data.distribution.replica_batches import OwnedSteps, ReplicaBatches, count_examples
+from unison.data.distribution.replica_batches import OwnedSteps, ReplicaBatches, count_examples, cut
 from unison.data.distribution.shares import Proportions, Shares
 from unison.data.distribution.steps import Parts, Step, Steps
 from unison.data.leaves import dtype_of, shape_of
@@ -56,6 +56,17 @@ class OwnRows:
         self.first = first
         self.again = again
         self.dtype = dtype_of(parts[0])
+
+    @classmethod
+    def of(cls, rows: Any, shares: Shares, replicas: range) -> OwnRows:
+        """Returns the array of which a process has the rows of consecutive replicas, in one array.
+
+        Rows after those, which show the shape where the replicas have none, are left out.
+        """
+        counts = shares.counts[replicas.start : replicas.stop]
+        count = sum(counts)
+        (parts,) = cut([rows[:count] if len(rows) > count else rows], counts)
+        return cls(parts, shares, replicas.start)
 
     @property
     def shape(self) -> tuple[int, ...]:
