@@ -280,12 +280,11 @@ def _are_hidden(frames: list[FrameType]) -> list[bool]:
 
 
 def _file_of(frame: FrameType) -> str:
-    """Returns the file of the code of a frame; of code that is made while it runs (as the methods
-    of a dataclass are), that of its module.
+    """Returns the file of the code of a frame; for what `exec` made of a string without a name (as
+    `dataclass` makes its methods), the file of its module.
     """
     name = frame.f_code.co_filename
-    is_made = name.startswith("<") and not name.startswith("<frozen ")
-    return (frame.f_globals.get("__file__") or name) if is_made else name
+    return (frame.f_globals.get("__file__") or name) if name == "<string>" else name
 
 
 def _is_standard_library(name: str) -> bool:
