@@ -478,6 +478,10 @@ class Cell:
             copies = np.stack(_copies(stored(), self.placement.local_cores_per_replica))
         else:
             copies = self.placement.whole_of(stored)
+        return self._united(copies)
+
+    def _united(self, copies: np.ndarray) -> np.ndarray:
+        """Returns the copies of all replicas, along the first axis, as one value."""
         wide = _accumulator(copies.dtype)
         if self.reading_aggregation is VariableAggregation.SUM:
             return np.sum(copies, axis=0, dtype=wide).astype(copies.dtype)
@@ -598,6 +602,26 @@ class Cell:
             restored = jax.make_array_from_callback(array.shape, array.sharding, part_at)
             self._is_initialized = True
             self._replace(self._concrete(restored))
+
+    def restore_copies(self, form: StoredForm, copies: np.ndarray) -> None:
+        """Stores the copies of another number of replicas, so that reading returns their value.
+
+        Copies without a common value are those of the first replicas; further ones get the first.
+
+        Args:
+            form: The form of the stored array.
+            copies: The copies, along the first axis.
+        """
+        with LAUNCH_LOCK:
+            if (form.layout, form.division) != (self.layout, self.division):
+                self._change_layout(form.layout, form.division)
+            self.extreme = form.extreme
+            if self.reading_aggregation is not VariableAggregation.NONE:
+                self.restore(self._united(copies))
+                return
+            own = [copies[i if i < len(copies) else 0] for i in self.placement.local_replicas]
+            self._is_initialized = True
+            self._replace(self._concrete(self.placement.spread(placeable(np.stack(own)))))
 
     def add(self, delta: jax.Array) -> None:
         """Adds to every copy, from outside the replicas; see `require_addable`."""

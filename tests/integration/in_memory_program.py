@@ -3,8 +3,9 @@
     python in_memory_program.py FOLDER KIND [NAME=VALUE ...]
 
 Workers are killed once for each entry of `kills`, as `STEP:WORKER`, or `STEP:WORKER:MILLISECONDS`
-after that step. At the end, the first worker prints what there is, as JSON: the weights bit by bit,
-and the metrics of each epoch.
+after that step. The one that `broken` names, as `WORKER:WORKERS`, cannot be started again as one of
+so many, once a worker has been killed. At the end, the first worker prints what there is, as JSON:
+the weights, bit by bit and as norms, and the metrics of each epoch.
 """
 
 import functools
@@ -42,6 +43,8 @@ LOOPS = int(GIVEN.get("loops", 1))
 ZERO = int(GIVEN.get("zero", 0))
 #: How many devices compute a replica.
 MODEL = int(GIVEN.get("model", 0))
+#: Whether the number of replicas makes no difference.
+PLAIN = bool(GIVEN.get("plain"))
 #: Further mebibytes of state.
 MEBIBYTES = int(GIVEN.get("mebibytes", 0))
 #: Seconds that each step takes at least.
@@ -50,17 +53,29 @@ SLOW = float(GIVEN.get("slow", 0.01))
 TIMEOUT = float(GIVEN.get("timeout", 300))
 EXAMPLES, BATCH = 150, 8  # the last batch of an epoch is smaller
 
+if "broken" in GIVEN and (FOLDER / "kill-0").exists():
+    config = json.loads(os.environ["TF_CONFIG"])
+    if GIVEN["broken"] == f"{config['task']['index']}:{len(config['cluster']['worker'])}":
+        os.kill(os.getpid(), signal.SIGKILL)
+
 if MODEL:
     rules = {"dense/kernel": (None, "model"), "dense_1/kernel": ("model", None)}
     strategy = unison.ModelParallelStrategy(mesh={"batch": 1, "model": MODEL}, rules=rules)
 elif ZERO:
-    mesh = {"batch": int(os.environ["UNISON_CPU_DEVICES"])}
+    devices = os.environ.get("UNISON_CPU_DEVICES")  # without it, those of all workers
+    mesh = {"batch": int(devices)} if devices else {}
     strategy = unison.ModelParallelStrategy(mesh=mesh, zero=ZERO)
 else:
     strategy = unison.MultiWorkerMirroredStrategy(
-        communication_options=unison.CommunicationOptions(timeout_seconds=TIMEOUT)
+        communication_options=unison.CommunicationOptions(timeout_seconds=TIMEOUT),
+        elastic=unison.elastic.Options(
+            keep=GIVEN.get("keep", "global_batch"), learning_rate=lambda now, begun: now / begun
+        )
+        if "keep" in GIVEN
+        else None,
     )
 own = jax.process_index()
+replicas = strategy.num_replicas_in_sync
 numbers = np.random.default_rng(3)
 features = numbers.standard_normal((EXAMPLES, 6)).astype(np.float32)
 labels = (features.sum(axis=1, keepdims=True) > 0).astype(np.float32)
@@ -94,8 +109,10 @@ def stepped(step):
 
 def report(weights, **told):
     digest = hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in weights))
+    norms = [float(np.linalg.norm(np.asarray(array, np.float64))) for array in weights]
     if own == 0:
-        print("REPORT", json.dumps({"digest": digest.hexdigest(), **told}), flush=True)
+        told = {"digest": digest.hexdigest(), "norms": norms, **told}
+        print("REPORT", json.dumps(told), flush=True)
 
 
 def fit():
@@ -104,8 +121,9 @@ def fit():
         inputs = keras.Input((6,))
         hidden = keras.layers.Dense(64, activation="tanh")(inputs)
         hidden = keras.layers.Dense(64, activation="tanh")(hidden)
-        hidden = keras.layers.BatchNormalization()(hidden)
-        hidden = keras.layers.Dropout(0.2, seed=11)(hidden)
+        if not PLAIN:
+            hidden = keras.layers.BatchNormalization()(hidden)
+            hidden = keras.layers.Dropout(0.2, seed=11)(hidden)
         if MEBIBYTES:
             large = keras.layers.Embedding(MEBIBYTES * 256, 1024 // 4 * 4, name="large")
             hidden = keras.layers.Concatenate()(
@@ -134,7 +152,13 @@ def fit():
         )
         histories.append({name: [*map(float, of)] for name, of in history.history.items()})
     weights = [*model.get_weights(), *(variable.numpy() for variable in model.optimizer.variables)]
-    report(weights, history=histories[-1], steps=int(model.optimizer.iterations))
+    report(
+        weights,
+        history=histories[-1],
+        steps=int(model.optimizer.iterations),
+        rate=float(model.optimizer.learning_rate),
+        replicas=[replicas, strategy.num_replicas_in_sync],
+    )
 
 
 def loop():
@@ -176,7 +200,12 @@ def loop():
 
     state = unison.elastic.State(epoch=0, step=0, weights=weights, seen=seen)
     train(state)
-    report([weights, seen], seen=np.asarray(seen).tolist(), steps=state.step)
+    report(
+        [weights, seen],
+        seen=np.asarray(seen).tolist(),
+        steps=state.step,
+        replicas=[replicas, strategy.num_replicas_in_sync],
+    )
 
 
 {"fit": fit, "loop": loop}[KIND]()

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 
+import numpy as np
 import pytest
 
 from in_memory_training import (
@@ -96,6 +97,65 @@ def test_a_process_stands_by_and_has_imported_what_the_program_imports(tmp_path)
     assert len(resumed_steps(output)) == 1
 
 
+# -- another number of workers ------------------------------------------------------------------
+
+#: The options of a job that goes on without a worker that cannot be started again, and what it
+#: does to its program.
+REGROUPING = ("-n", 3, "--min-workers", 2, *KEEPING[2:])
+LOSING = ("kills=30:2", "broken=2:3")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(("loop",), marks=pytest.mark.smoke),
+        ("fit", "plain=1", "form=tf"),
+        soaked(("fit", "plain=1", "zero=3")),
+    ],
+    ids=["loop", "fit of tf.keras", "ZeRO 3"],
+)
+def test_a_training_goes_on_with_fewer_workers(tmp_path, given):
+    output = run(*REGROUPING, PROGRAM, tmp_path, *given, *LOSING)
+    found, expected = report(output), undisturbed(("-n", "3"), given)
+    assert len(resumed_steps(output)) == 1
+    assert "the job goes on with 2 workers" in output
+    assert (found.pop("replicas"), expected["replicas"]) == ([3, 2], [3, 3])
+    # Two replicas sum the same examples in another order than three.
+    np.testing.assert_allclose(found["norms"], expected["norms"], rtol=1e-5)
+    for name in ("seen", "steps"):
+        assert found.get(name) == expected.get(name)
+    for name, values in found.get("history", {}).items():
+        np.testing.assert_allclose(values, expected["history"][name], rtol=1e-5)
+
+
+def test_the_batch_of_each_replica_stays_if_that_is_wanted(tmp_path):
+    given = ("fit", "plain=1", "keep=per_replica_batch")
+    output = run(*REGROUPING, PROGRAM, tmp_path, *given, *LOSING)
+    found = report(output)
+    (resumed,) = resumed_steps(output)
+    # 150 examples in an epoch: 8 in a batch of three workers, 5 in one of two.
+    epoch, done = divmod(resumed, 19)
+    rest = -(-(150 - 8 * done) // 5)
+    assert found["steps"] == resumed + rest + (2 - epoch) * 150 // 5
+    assert found["rate"] == pytest.approx(0.01 * 2 / 3)
+    # Each epoch has counted each example once.
+    counted = np.array(found["history"]["accuracy"]) * 150
+    np.testing.assert_allclose(counted, np.round(counted), atol=1e-4)
+
+
+def test_with_too_few_workers_the_job_ends(tmp_path):
+    job = subprocess.run(
+        unison_run(*REGROUPING, "--min-workers", 3, PROGRAM, tmp_path, "loop", *LOSING),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=LIMIT,
+        check=False,
+    )
+    assert job.returncode == 77
+    assert "3 workers are needed to continue, and there would be 2" in job.stderr
+
+
 # -- several machines ---------------------------------------------------------------------------
 
 
@@ -131,7 +191,13 @@ def test_a_whole_machine_is_lost_and_its_state_comes_from_another(tmp_path, lost
     [
         (["--in-memory-checkpoints"], "Give --restarts"),
         (["--checkpoint-overhead", "1"], "is for --in-memory-checkpoints"),
-        ([*KEEPING, "--min-workers", "1"], "are for different jobs"),
+        ([*KEEPING, "--min-workers", "1", "--wait", "3"], "--wait is for elastic jobs whose"),
+        ([*KEEPING, "--min-workers", "1", "--address", "auto"], "--address is for elastic jobs"),
+        ([*KEEPING, "--min-workers", "1", "--max-workers", "3", "-n", "2"], "no others can join"),
+        (
+            [*KEEPING, "--min-workers", "1", "--nnodes", "2", "--rendezvous", "a:1"],
+            "different jobs",
+        ),
         ([*KEEPING, "--hosts", "a,b"], "are for different jobs"),
         ([*KEEPING, "--address", "auto"], "are for different jobs"),
         ([*KEEPING[:-1], "0"], "expected a percentage"),

@@ -12,7 +12,7 @@ import unison
 from unison.runtime.elastic.group import Entry
 from unison.runtime.host_memory import HostMemory, WorkerMemory, about_process, worker_memory
 from unison.storage.memory_slots import MemorySlots
-from unison.train import in_memory
+from unison.train import in_memory, memory_record
 from unison.train.in_memory import InMemoryCheckpoints
 from unison.train.loop_state import LoopState
 
@@ -127,6 +127,113 @@ def test_divided_variables_come_back_to_their_devices(memory):
 def opened(memory):
     with memory.own.records() as records:
         yield from records
+
+
+@pytest.fixture
+def regrouped(monkeypatch):
+    """Makes this process one of two, after it has been the only one."""
+
+    def regroup():
+        monkeypatch.setattr("unison.runtime.process_group.count", lambda: 2)
+
+    return regroup
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "dtype", "copies", "value"),
+    [
+        ("SUM", "float32", [1.0, 2.0], 3.0),
+        ("SUM", "int32", [1, 2], 3),
+        ("MEAN", "float32", [1.0, 2.0], 1.5),
+        ("ONLY_FIRST_REPLICA", "float32", [1.0, 2.0], 1.0),
+    ],
+)
+def test_copies_are_combined_for_another_number_of_replicas(
+    memory, strategy, regrouped, aggregation, dtype, copies, value
+):
+    def made(strategy):
+        with strategy.scope():
+            return unison.Variable(
+                np.zeros((), dtype),
+                synchronization=ON_READ,
+                aggregation=unison.VariableAggregation[aggregation],
+            )
+
+    own = made(strategy)
+    own.cell.put(strategy.placement.spread(np.array(copies, dtype)))
+    kept(memory, LoopState(strategy.placement, value=own))
+    regrouped()
+    more = unison.MirroredStrategy([f"CPU:{index}" for index in range(4)])
+    new = made(more)
+    state = LoopState(more.placement, value=new)
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
+    assert np.asarray(new) == value
+    assert len(new.cell.copies()) == 4
+
+
+def test_copies_without_a_common_value_are_those_of_the_first_replicas(memory, strategy, regrouped):
+    def made(strategy):
+        with strategy.scope():
+            return unison.Variable(0.0, synchronization=ON_READ)
+
+    own = made(strategy)
+    own.cell.put(strategy.placement.spread(np.array([1.0, 2.0], np.float32)))
+    kept(memory, LoopState(strategy.placement, value=own))
+    regrouped()
+    more = unison.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+    new = made(more)
+    state = LoopState(more.placement, value=new)
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
+    np.testing.assert_array_equal(new.cell.copies(), [1.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize(("devices", "zero"), [(4, 3), (1, 0)])
+def test_divided_variables_are_put_together_for_another_division(memory, regrouped, devices, zero):
+    numbers = np.random.default_rng(1).random((64, 64), np.float32)
+
+    def made(count, zero):
+        names = [f"CPU:{index}" for index in range(count)]
+        strategy = unison.ModelParallelStrategy(names, mesh={"batch": count}, zero=zero)
+        with strategy.scope():
+            layer = keras.layers.Dense(64, use_bias=False)
+            model = keras.Sequential([keras.Input((64,)), layer])
+        return LoopState(strategy.placement, model=model), model
+
+    state, model = made(2, 3)
+    model.set_weights([numbers])
+    kept(memory, state)
+    regrouped()
+    state, model = made(devices, zero)
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
+    np.testing.assert_array_equal(model.get_weights()[0], numbers)
+
+
+def test_a_part_that_is_missing_is_an_error(memory, regrouped, monkeypatch):
+    strategy = unison.ModelParallelStrategy(["CPU:0", "CPU:1"], mesh={"batch": 2}, zero=3)
+    with strategy.scope():
+        layer = keras.layers.Dense(64, use_bias=False)
+        model = keras.Sequential([keras.Input((64,)), layer])
+    state = LoopState(strategy.placement, model=model)
+    parts = memory_record._own_parts
+    monkeypatch.setattr(memory_record, "_own_parts", lambda stored: parts(stored)[-1:])
+    monkeypatch.setattr(memory_record.PartsSnapshot, "add", lambda *given: None)
+    kept(memory, state)
+    regrouped()
+    with pytest.raises(unison.errors.DataLossError, match="expected all parts of a variable"):
+        InMemoryCheckpoints(memory).enter(state)
+
+
+def test_a_state_that_this_host_has_in_part_is_not_found(memory, strategy, regrouped):
+    with strategy.scope():
+        count = unison.Variable(0.0, aggregation=SUM)
+    state = LoopState(strategy.placement, count=count)
+    regrouped()
+    kept(memory, state)  # the record of the first of two workers
+    after = InMemoryCheckpoints(memory._replace(place=0))
+    process_group_count = "unison.runtime.process_group.count"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process_group_count, lambda: 3)
+        assert after.enter(state) is Entry.NEW
 
 
 def test_objects_with_state_come_back(memory, strategy):

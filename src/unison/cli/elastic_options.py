@@ -8,7 +8,9 @@ import os
 
 from unison.cli.errors import CommandError
 from unison.net.addresses import LOOPBACK, host_and_port
+from unison.runtime.cluster_resolvers.gpus import gpus_of_jax
 from unison.runtime.elastic.environment import TOKEN_VARIABLE
+from unison.runtime.launching import default_workers
 
 #: The default values of the options.
 _RESTARTS = 10
@@ -93,6 +95,17 @@ def is_elastic(options: argparse.Namespace) -> bool:
     return any(given is not None for given in asked)
 
 
+def regroups_by_restart(options: argparse.Namespace) -> bool:
+    """Returns whether the workers of each group of an elastic job are new processes.
+
+    They are on GPUs, whose collectives end with their processes, and anywhere with checkpoints in
+    memory, from which new processes go on.
+    """
+    starts = (options.join, options.listen, options.folder, options.address, options.env)
+    is_on_gpus = all(given is None for given in starts) and bool(gpus_of_jax())
+    return is_elastic(options) and (bool(options.in_memory_checkpoints) or is_on_gpus)
+
+
 def may_start_nobody(options: argparse.Namespace) -> bool:
     """Returns whether all workers may be started by other commands."""
     return is_elastic(options) and options.join is None and options.address is None
@@ -120,6 +133,13 @@ def check(options: argparse.Namespace) -> None:
         "env",
     )
     _check_numbers(options)
+    if regroups_by_restart(options):
+        _refuse(
+            options,
+            "is for elastic jobs whose workers go on in the same processes. Leave it out, or start "
+            "the job on CPUs (JAX_PLATFORMS=cpu) without --in-memory-checkpoints",
+            *_OF_SAME_PROCESSES,
+        )
     if options.join is not None:
         first = ("min_workers", "max_workers", "folder", "listen", "address")
         _refuse(options, "is for the command that starts the job: leave it out with --join", *first)
@@ -143,6 +163,11 @@ def check(options: argparse.Namespace) -> None:
             f"Expected at most as many for --workers as for --max-workers. Received: "
             f"{options.workers} and {most}"
         )
+    if regroups_by_restart(options) and options.workers not in (None, most):
+        raise CommandError(
+            f"Expected as many for --workers as for --max-workers, since no others can join a job "
+            f"whose state is in the memory of this machine. Received: {options.workers} and {most}"
+        )
     if options.folder is not None and os.path.isfile(options.folder):
         raise CommandError(f"Expected a folder for --folder. Received: {options.folder!r}")
 
@@ -155,6 +180,10 @@ _OF_ELASTIC = (
     "folder",
     "listen",
 )
+
+
+#: Those that need workers that outlive changes of the group.
+_OF_SAME_PROCESSES = ("join", "listen", "folder", "heartbeat_timeout", "wait", "grace", "address")
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
@@ -181,7 +210,7 @@ def sizes(options: argparse.Namespace) -> tuple[int, int, int]:
     least = 1 if options.min_workers is None else options.min_workers
     most = options.max_workers
     if most is None:
-        most = max(least, options.workers or least)
+        most = max(least, options.workers or default_workers())
     return least, most, most if options.workers is None else options.workers
 
 

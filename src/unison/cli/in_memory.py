@@ -73,7 +73,7 @@ def check(options: argparse.Namespace, others: dict[str, bool]) -> None:
                 "--checkpoint-overhead is for --in-memory-checkpoints. Give it, or leave both out."
             )
         return
-    if not options.restarts:
+    if not options.restarts and not options.regroups_by_restart:
         raise CommandError(
             "Checkpoints in memory are for workers that are started again. Give --restarts, or "
             "leave --in-memory-checkpoints out."
@@ -110,6 +110,7 @@ class Memory:
         if nodes.is_asked(options):
             self.partners = job.enter_context(Partners(self._memory, say))
         self._standbys = job.enter_context(StandbyWorkers())
+        self._before: list[list[int]] = []
         self._programs: str | None = None
         if _CACHE not in os.environ:
             self._programs = job.enter_context(temporary_folder("programs"))
@@ -129,6 +130,17 @@ class Memory:
             for place, program in enumerate(programs)
         ]
 
+    def begin_with(self, workers: int) -> None:
+        """Notes the number of workers with which the whole job begins."""
+        if self._memory.at_start is None:
+            self._memory.at_start = workers
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether the workers have kept a state since they were started."""
+        slots = zip(self._memory.slots, self._before, strict=True)
+        return any(set(each.steps()) - set(before) for each, before in slots)
+
     def _cache(self, place: int) -> dict[str, str]:
         """Returns the variables with which a worker caches all programs, in a folder of its own."""
         if self._programs is None:
@@ -144,7 +156,7 @@ class Memory:
     def watched(self, programs: Sequence[Program]) -> Iterator[None]:
         """Inside, processes are prepared to stand by once the workers have kept their state."""
         is_over = threading.Event()
-        before = [slots.steps() for slots in self._memory.slots]
+        self._before = before = [slots.steps() for slots in self._memory.slots]
         thread = threading.Thread(
             target=self._prepare_standbys,
             args=(programs, before, is_over),

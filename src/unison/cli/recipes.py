@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from unison.cli import manifests
 from unison.cli.asked import Asked
@@ -24,19 +24,28 @@ _NEW_KEY = (
 )
 
 
-def local_environments(asked: Asked) -> list[dict[str, str]]:
+def local_environments(asked: Asked, places: Sequence[int] | None = None) -> list[dict[str, str]]:
     """Returns the additional environment variables of each worker on this machine.
+
+    Args:
+        asked: The input.
+        places: Those of the workers that are started, each of which has GPUs of its own. Default:
+            all.
 
     Raises:
         CommandError: The workers cannot listen at the address.
     """
+    count = asked.workers or default_workers()
+    places = range(count) if places is None else places
     try:
-        cluster = cluster_on_this_machine(asked.workers or default_workers(), asked.host)
+        cluster = cluster_on_this_machine(len(places), asked.host)
     except OSError as error:
         raise CommandError(
             f"Cannot listen on {asked.host}: {error}. Give an address of this machine as --host."
         ) from error
-    return with_own_gpus(worker_environments(cluster, asked.devices_per_worker))
+    of_places = with_own_gpus([{}] * count)
+    workers = worker_environments(cluster, asked.devices_per_worker)
+    return [worker | of_places[place] for worker, place in zip(workers, places, strict=True)]
 
 
 def _tf_config(asked: Asked) -> str:

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unison.cli import (
@@ -33,6 +33,7 @@ from unison.monitoring.launcher import Monitored
 from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
 from unison.monitoring.otlp import VARIABLE as OPENTELEMETRY_VARIABLE
 from unison.net.addresses import LOOPBACK
+from unison.runtime.elastic.protocol import TOO_FEW_WORKERS
 from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching import (
     Failure,
@@ -116,12 +117,17 @@ def add_command(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     programs.choose_keras_backend()
+    options.regroups_by_restart = elastic_options.regroups_by_restart(options)
     _check(options)
+    if options.regroups_by_restart:
+        options.in_memory_checkpoints = True
+        options.restarts = elastic_options.restarts(options)
+        options.workers = elastic_options.sizes(options)[2]
     if options.env is not None:
         print(RECIPES[options.env](_asked(options)), end="")
         return 0
     try:
-        if elastic_options.is_elastic(options):
+        if elastic_options.is_elastic(options) and not options.regroups_by_restart:
             return elastic.run(options)
         if parameter_servers.is_asked(options):
             return parameter_servers.run(options)
@@ -170,7 +176,14 @@ def _check(options: argparse.Namespace) -> None:
         "--ps": parameter_servers.is_asked(options),
         "the options of elastic jobs": elastic_options.is_elastic(options),
     }
-    in_memory.check(options, {**others, "--hosts": hosts.is_asked(options)})
+    in_memory.check(
+        options,
+        {
+            **others,
+            "the options of elastic jobs": False,
+            "--hosts": hosts.is_asked(options),
+        },
+    )
     if hosts.is_asked(options):
         several = {
             "--nnodes": options.nnodes is not None,
@@ -198,9 +211,19 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 
 def _placed(
-    options: argparse.Namespace, places: contextlib.ExitStack, partners: Partners | None
+    options: argparse.Namespace,
+    ends: contextlib.ExitStack,
+    partners: Partners | None,
+    places: Sequence[int] | None,
 ) -> tuple[list[Program], Start, int]:
-    """Returns the workers' programs, the function that starts each, and the first one's index."""
+    """Returns the workers' programs, the function that starts each, and the first one's index.
+
+    Args:
+        options: The command's options.
+        ends: Ends with the workers.
+        partners: The records that this machine holds in memory.
+        places: Those of the workers that are started, if it may be some.
+    """
     first = 0
     if options.address is None:
         script = programs.script_of(options)
@@ -208,10 +231,10 @@ def _placed(
         if nodes.is_asked(options):
             environments, first = nodes.environments(options, partners)
         else:
-            environments = local_environments(_asked(options))
+            environments = local_environments(_asked(options), places)
         cores = cores_of_workers(environments)
     else:
-        script, ray = ray_places.on_ray(options, places, options.workers)
+        script, ray = ray_places.on_ray(options, ends, options.workers)
         start = ray.start
         environments = worker_environments(ray.cluster, options.devices_per_worker, ray.cores)
         cores = [None] * len(environments)
@@ -237,7 +260,7 @@ def _last_code(options: argparse.Namespace, part: _MachinePart | _HostsPart, end
     restarts = Restarts(options.restarts or 0)
     run, code = part.run(ends)
     try:
-        while (again_in := _again_in(run, restarts, options)) is not None:
+        while (again_in := _again_in(run, restarts, options, part)) is not None:
             time.sleep(max(0.0, min(again_in, ends - time.monotonic())))
             if time.monotonic() >= ends:
                 run.complain(
@@ -251,7 +274,7 @@ def _last_code(options: argparse.Namespace, part: _MachinePart | _HostsPart, end
         return _INTERRUPTED
     except (CommandError, UnavailableError) as error:
         run.complain(f"the workers are not started again: {error}")
-    return code
+    return TOO_FEW_WORKERS if part.has_too_few else code
 
 
 @contextlib.contextmanager
@@ -268,14 +291,23 @@ def _leaving_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _again_in(run: _Run, restarts: Restarts, options: argparse.Namespace) -> float | None:
+def _again_in(
+    run: _Run, restarts: Restarts, options: argparse.Namespace, part: _MachinePart | _HostsPart
+) -> float | None:
     """Returns the seconds until all workers are started again; None if they are not."""
-    if run.failure is None or not restarts.at_most:
+    failure, may_regroup = run.failure, options.regroups_by_restart
+    if failure is None or not (restarts.at_most or may_regroup):
         return None
     if not (run.has_lost or options.restarts_on_error):
         run.complain("a program that fails is not started again (--restarts-on-error)")
         return None
-    event = restarts.all_ended(run.lived)
+    if may_regroup and not failure.has_lost_another:
+        place = part.places[failure.worker]
+        event = restarts.lost(place, failure.how, run.lived, part.has_kept)
+    else:
+        event = restarts.all_ended(run.lived)
+    if "given_up" in event and may_regroup:
+        return _without(failure.worker, event["given_up"], run, options, part)
     if "given_up" in event:
         run.complain(f"it is not started again: {event['given_up']}")
         return None
@@ -284,6 +316,30 @@ def _again_in(run: _Run, restarts: Restarts, options: argparse.Namespace) -> flo
     count = f"{event['restart']} of {restarts.at_most}"
     run.complain(f"all workers are started again{after} ({count})")
     return seconds
+
+
+def _without(
+    worker: int,
+    why: str,
+    run: _Run,
+    options: argparse.Namespace,
+    part: _MachinePart | _HostsPart,
+) -> float | None:
+    """Leaves a worker's place out; returns the seconds until the others start, if they are enough.
+
+    Their new processes are given new indices.
+    """
+    del part.places[worker]
+    left = len(part.places)
+    words = "1 worker" if left == 1 else f"{left} workers"
+    told = f"worker {worker} is not started again: {why}"
+    needed, *_ = elastic_options.sizes(options)
+    if left < needed:
+        part.has_too_few = True
+        run.complain(f"{told}; {needed} workers are needed to continue, and there would be {left}")
+        return None
+    run.complain(f"{told}; the job goes on with {words}")
+    return 0.0
 
 
 class _MachinePart:
@@ -299,23 +355,34 @@ class _MachinePart:
         self._job = job
         self._monitored: Monitored | None = None
         self._memory: in_memory.Memory | None = None
+        workers = options.workers or default_workers()
+        #: Those of the workers that are started, and whether they are not enough to continue.
+        self.places = list(range(workers))
+        self.has_too_few = False
         if in_memory.is_asked(options):
-            workers = options.workers or default_workers()
             terminal = Terminal(options.no_color)
             self._memory = in_memory.Memory(
                 options, workers, job, lambda text: terminal.say(f"unison run: {text}")
             )
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether the workers have kept a state in memory since they were started."""
+        return self._memory is not None and self._memory.has_kept
+
     def run(self, ends: float) -> tuple[_Run, int]:
         """Runs the workers until a time; returns the run, and its exit code."""
         options = self._options
-        with contextlib.ExitStack() as places:
+        with contextlib.ExitStack() as inside:
             memory = self._memory
             partners = None if memory is None else memory.partners
-            of_workers, start, first = _placed(options, places, partners)
+            places = self.places if options.regroups_by_restart else None
+            of_workers, start, first = _placed(options, inside, partners, places)
             if memory is not None:
+                if options.regroups_by_restart:
+                    memory.begin_with(len(of_workers))
                 of_workers, start = memory.programs(of_workers), memory.start
-                places.enter_context(memory.watched(of_workers))
+                inside.enter_context(memory.watched(of_workers))
             names = [f"worker {first + index}" for index in range(len(of_workers))]
             if self._monitored is None:
                 monitored = self._job.enter_context(top.monitored(options, "workers", names))
@@ -334,8 +401,11 @@ class _MachinePart:
 class _HostsPart:
     """The commands of the job's machines, each of which starts, and monitors, its workers."""
 
+    has_too_few = has_kept = False
+
     def __init__(self, options: argparse.Namespace):
         self._options = options
+        self.places: list[int] = []
 
     def run(self, ends: float) -> tuple[_Run, int]:
         """Runs the commands until a time; returns the run, and its exit code."""

@@ -31,6 +31,7 @@ from unison.keras.differing_data import compare_arrays
 from unison.keras.grain_loaders import rows_of_grain
 from unison.keras.torch_loaders import is_divisible, rows_of_loader
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
+from unison.runtime.host_memory import may_regroup
 from unison.runtime.process_group import all_gather_json
 from unison.strategies import Strategy
 
@@ -40,10 +41,10 @@ def takes_rows_alone(strategy: Strategy) -> bool:
 
     Where batches grow and shrink with the number of workers, each has the whole batches.
     """
-    group = strategy.group
-    if group is None:
-        return strategy.input_workers.num_workers > 1
-    return group.options.keep != PER_REPLICA_BATCH
+    may_change = strategy.group is not None or may_regroup()
+    if may_change and strategy.elastic_options.keep == PER_REPLICA_BATCH:
+        return False
+    return strategy.group is not None or strategy.input_workers.num_workers > 1
 
 
 def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:

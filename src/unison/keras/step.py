@@ -159,7 +159,7 @@ class CompiledStep:
         self._returns_examples = returns_examples
         #: Called with the number of steps that were launched together, and the new state.
         self.on_launch: Callable[[int, list[jax.Array]], None] | None = None
-        self._is_eager = model.run_eagerly and strategy.num_replicas_in_sync == 1
+        self._is_eager = model.run_eagerly and strategy.num_replicas_now == 1
         #: Those that may wait and those that may not have entries of their own.
         self._programs: RecentlyUsed[Any, _Program] = RecentlyUsed(2 * MOST_PROGRAMS)
         self._alone: dict[Any, Callable[..., Any]] = {}

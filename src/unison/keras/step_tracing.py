@@ -399,7 +399,7 @@ class StepTracer:
         united = list(state)
         sums = all_reduce_packed([state[index] for index in diverged])
         for index, total in zip(diverged, sums, strict=True):
-            united[index] = total / self._strategy.num_replicas_in_sync
+            united[index] = total / self._strategy.num_replicas_now
         return united
 
     def _with_equal_updates(
@@ -418,7 +418,7 @@ class StepTracer:
             and value is not before[index]
             and id(value) not in known
         ]
-        if not own or self._strategy.num_replicas_in_sync == 1:
+        if not own or self._strategy.num_replicas_now == 1:
             return after
         logger.warning(
             "The step of model %r changes %d variables without its optimizer, by what each "
@@ -462,7 +462,7 @@ class StepTracer:
 
         Warns of those that are neither. Returns whether the step has to be traced again.
         """
-        if self._strategy.num_replicas_in_sync == 1:
+        if self._strategy.num_replicas_now == 1:
             return False
         sums = [
             index
@@ -492,7 +492,7 @@ class StepTracer:
                     "replicas' states are added up. Write the update as a sum (state.assign_add), "
                     "or create the state with add_variable(..., aggregation='mean').",
                     self.cells[index].name,
-                    self._strategy.num_replicas_in_sync,
+                    self._strategy.num_replicas_now,
                 )
         return extremes
 

@@ -124,6 +124,10 @@ class ParameterServerStrategy(Strategy):
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of workers whose gradients form an update: 1 in asynchronous training."""
+        return self.num_replicas_now
+
+    @property
+    def num_replicas_now(self) -> int:
         return getattr(self._placement, "in_sync", 1)
 
     @property

@@ -40,6 +40,7 @@ class HostMemory:
 
     Attributes:
         slots: Each worker's.
+        at_start: The number of workers of the whole job at its start; None: as many as there are.
 
     Raises:
         UnimplementedError: The system has no such memory.
@@ -52,6 +53,7 @@ class HostMemory:
 
     def __init__(self, workers: int, overhead: float = DEFAULT_OVERHEAD, is_copied: bool = False):
         self._told = {"overhead": overhead, "is_copied": is_copied}
+        self.at_start: int | None = None
         self.slots: list[MemorySlots] = []
         for worker in range(workers):
             self.slots.append(MemorySlots.create(f"state {worker}"))
@@ -71,7 +73,8 @@ class HostMemory:
     def environment(self, worker: int) -> dict[str, str]:
         """Returns the additional environment variables of a worker, by its place on this host."""
         pairs = [slots.descriptors for slots in self.slots]
-        return {VARIABLE: json.dumps({"slots": pairs, "own": worker, **self._told})}
+        told = {"slots": pairs, "own": worker, "at_start": self.at_start, **self._told}
+        return {VARIABLE: json.dumps(told)}
 
 
 class WorkerMemory(NamedTuple):
@@ -82,17 +85,26 @@ class WorkerMemory(NamedTuple):
         place: The worker's place among them.
         overhead: See `HostMemory`.
         is_copied: See `HostMemory`.
+        at_start: See `HostMemory`.
     """
 
     slots: Sequence[MemorySlots]
     place: int
     overhead: float = DEFAULT_OVERHEAD
     is_copied: bool = False
+    at_start: int | None = None
 
     @property
     def own(self) -> MemorySlots:
         """The worker's own slots."""
         return self.slots[self.place]
+
+    def discard_after(self, step: int) -> None:
+        """Discards the records of later steps: the worker's own, and if it is the first one of the
+        host, those of workers that are not there any more.
+        """
+        for slots in self.slots if self.place == 0 else [self.own]:
+            slots.discard_after(step)
 
     def allocate_own(self, size: int) -> None:
         """Allocates the worker's own memory, one worker of the host after the other.
@@ -128,7 +140,31 @@ def _found(environment: Mapping[str, str]) -> WorkerMemory | None:
         for descriptor in pair:
             os.set_inheritable(descriptor, False)
     slots = [MemorySlots(tuple(pair)) for pair in told["slots"]]
-    return WorkerMemory(slots, told["own"], told["overhead"], told["is_copied"])
+    return WorkerMemory(slots, told["own"], told["overhead"], told["is_copied"], told["at_start"])
+
+
+_takes_part = False
+
+
+def take_part() -> None:
+    """Notes that this worker's program has come to the loop of which there may be a state."""
+    global _takes_part
+    _takes_part = True
+
+
+def may_regroup() -> bool:
+    """Returns whether the job may go on with another number of workers, from its hosts' memory."""
+    memory = worker_memory()
+    return memory is not None and memory.at_start is not None
+
+
+def workers_at_start() -> int | None:
+    """Returns the number of workers with which the job began, until this one takes part.
+
+    None afterwards, and in jobs that do not keep their state in memory.
+    """
+    memory = worker_memory()
+    return None if memory is None or _takes_part else memory.at_start
 
 
 def about_process() -> dict[str, Any]:

@@ -31,8 +31,9 @@ from unison.data import (
     distribute_from_function,
 )
 from unison.program import ProgramCache
-from unison.runtime import logs, uncaught
-from unison.runtime.elastic import ElasticGroup
+from unison.runtime import logs, process_group, uncaught
+from unison.runtime.elastic import ElasticGroup, ElasticOptions
+from unison.runtime.host_memory import workers_at_start
 from unison.runtime.placement import Placement
 from unison.runtime.planned import PlannedPlacement, placement_on
 from unison.runtime.precision import device_array
@@ -84,6 +85,8 @@ class Strategy:
     cluster_resolver: Any = None
     #: The workers that share the input.
     input_workers = InputWorkers()
+    #: The behaviour when the number of workers changes.
+    elastic_options = ElasticOptions()
     #: Compares the workers' variables after steps, if requested.
     equal_copies: EqualCopies | None = None
     #: Chooses how gradients are communicated, by measuring the first steps, if requested.
@@ -128,7 +131,7 @@ class Strategy:
         if input_workers is not None:
             self.input_workers = input_workers
         self.replica_shares = replica_shares(
-            batch_shares, self.num_replicas_in_sync, self.input_workers
+            batch_shares, self.num_replicas_now, self.input_workers
         )
         if communication_options is not None:
             if not isinstance(communication_options, CommunicationOptions):
@@ -164,16 +167,25 @@ class Strategy:
         """The number of replicas whose gradients are combined.
 
         On a worker that joins a running job, it is the number at the job's start until the worker
-        takes part.
+        takes part; so it is on all workers of a job that goes on with another number of them.
         """
         if self.group is not None and self.group.is_joining:
             return self.group.replicas_at_start
+        workers, count = workers_at_start(), process_group.count()
+        is_of_all = self._placement.spans_processes or count == 1
+        if workers is None or self.cluster_resolver is None or not is_of_all:
+            return self.num_replicas_now
+        return self.num_replicas_now * workers // count
+
+    @property
+    def num_replicas_now(self) -> int:
+        """The number of replicas that compute now, for this package's own programs."""
         return self._placement.num_replicas
 
     @property
     def batch_shares(self) -> tuple[float, ...]:
         """The fraction of a global batch that each replica currently gets; they sum to 1."""
-        proportions = self.replica_shares.proportions or (1,) * self.num_replicas_in_sync
+        proportions = self.replica_shares.proportions or (1,) * self.num_replicas_now
         return tuple(share / sum(proportions) for share in proportions)
 
     @property
@@ -313,7 +325,7 @@ class Strategy:
             raise ValueError(
                 'measure_batch_shares() needs a strategy of several replicas with batch_shares="'
                 f'measured". Received: {self.replica_shares.proportions}, of '
-                f"{self.num_replicas_in_sync} replicas."
+                f"{self.num_replicas_now} replicas."
             )
         given = (tuple(args), kwargs or {})
         placement = self._placement
@@ -413,7 +425,7 @@ class Strategy:
         TF: `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
         context.require_cross_replica_context("experimental_distribute_values_from_function()")
-        count = self.num_replicas_in_sync
+        count = self.num_replicas_now
         placement = self._placement
         values = []
         replicas = zip(placement.local_replicas, placement.local_devices, strict=True)

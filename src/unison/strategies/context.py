@@ -198,7 +198,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        return self._strategy.num_replicas_in_sync
+        return self._strategy.num_replicas_now
 
     @property
     def replica_id_in_sync_group(self) -> jax.Array | int:

@@ -236,7 +236,7 @@ class StrategyExtended:
 
     @property
     def _has_several(self) -> bool:
-        return self._strategy.num_replicas_in_sync > 1
+        return self._strategy.num_replicas_now > 1
 
     # -- variables -------------------------------------------------------------------------
 

@@ -140,6 +140,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         batch_shares: Sequence[float] | str | None = None,
         elastic: ElasticOptions | None = None,
     ):
+        self.elastic_options = elastic or ElasticOptions()
         group = elastic_group()
         if group is not None:
             if communication_options is not None and communication_options.auto_tune:
@@ -148,7 +149,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                     "under `unison run --min-workers`, such as those that auto_tune has chosen. "
                     f"Received: {communication_options!r}"
                 )
-            group.options = elastic or ElasticOptions()
+            group.options = self.elastic_options
             self._begin_in(group, batch_shares, check_every)
             self._communicate_by(communication_options or CommunicationOptions())
             return

@@ -7,6 +7,9 @@ worker loses k steps at most. The idea is that of GEMINI (Wang et al., SOSP 2023
 The workers keep states of the same steps, and none begins a further one before all have completed
 the last. So, whenever a worker is lost, there is a step of which each has a record. What it costs
 is measured on each worker, and k is the number of steps of which that is the wanted share.
+
+If the job goes on with another number of workers, each reads the records of all of the former ones,
+and takes what its replicas need.
 """
 
 from __future__ import annotations
@@ -26,12 +29,17 @@ from unison.interrupts import signals_held
 from unison.runtime import liveness, process_group
 from unison.runtime.agreement import Talk
 from unison.runtime.elastic.group import Entry
-from unison.runtime.host_memory import PROCESS, WorkerMemory, about_process, worker_memory
-from unison.storage.memory_slots import Record
+from unison.runtime.host_memory import (
+    PROCESS,
+    WorkerMemory,
+    about_process,
+    take_part,
+    worker_memory,
+)
 from unison.train.background import BackgroundWriter
+from unison.train.found_states import FoundState, latest_state
 from unison.train.loop_state import LoopState
 from unison.train.memory_record import RecordWriter, size_of_record
-from unison.train.record_archive import RecordArchive, about_record
 
 logger = logging.getLogger("unison")
 
@@ -104,6 +112,11 @@ class InMemoryCheckpoints:
         self._about_process = ""
 
     @property
+    def workers_at_start(self) -> int:
+        """The number of workers with which the job began."""
+        return self._memory.at_start or process_group.count()
+
+    @property
     def is_due(self) -> bool:
         """Whether the next step is one before which the state is kept."""
         return self._has_looked and self.steps >= self._due
@@ -139,28 +152,39 @@ class InMemoryCheckpoints:
         """
         if self._has_looked:
             return Entry.NEW
-        about = self._common_record()
-        if about is not None and about["loop"] > self._loops:
-            if process_group.is_first():
-                logger.info(
-                    "Loop %d of the program runs again: the state in memory is that of loop %d.",
-                    self._loops,
-                    about["loop"],
-                )
-            return Entry.NEW
-        self._has_looked = True
-        if about is None or is_later(about["position"]):
-            self._memory.own.discard_after(_NOTHING)
-            return Entry.NEW
-        step = about["step"]
-        self._memory.own.discard_after(step)  # those that not all workers have
-        with self._records(self._memory.place) as own, self._records(0) as of_first, signals_held:
-            state.take(RecordArchive(own[step], of_first[step]))
-        self.steps = step
-        self._due = step + _BEFORE_ALLOCATION
-        if process_group.is_first():
-            logger.info("Training resumes after step %d, from the memory of its hosts.", step)
+        with latest_state(self._memory) as found:
+            if found is not None and found.about["loop"] > self._loops:
+                if process_group.is_first():
+                    logger.info(
+                        "Loop %d of the program runs again: the state in memory is that of loop "
+                        "%d.",
+                        self._loops,
+                        found.about["loop"],
+                    )
+                return Entry.NEW
+            self._has_looked = True
+            take_part()
+            if found is None or is_later(found.about["position"]):
+                self._memory.discard_after(_NOTHING)
+                return Entry.NEW
+            self._memory.discard_after(found.step)  # those that not all workers have
+            with signals_held:
+                state.take(found.archive())
+        self._resume_after(found)
         return Entry.RESUMED
+
+    def _resume_after(self, found: FoundState) -> None:
+        self.steps = found.step
+        self._due = found.step + _BEFORE_ALLOCATION
+        if not process_group.is_first():
+            return
+        logger.info("Training resumes after step %d, from the memory of its hosts.", found.step)
+        if found.workers != process_group.count():
+            logger.info(
+                "It goes on with %d workers; at that step there were %d.",
+                process_group.count(),
+                found.workers,
+            )
 
     def keep(self, state: LoopState, position: Any = None) -> None:
         """Begins to keep the state; all workers call this before the same step.
@@ -290,23 +314,6 @@ class InMemoryCheckpoints:
                 1000 * cost,
                 100 * cost / (interval * pace),
             )
-
-    # -- an earlier start of the job ---------------------------------------------------------
-
-    def _common_record(self) -> dict[str, Any] | None:
-        """Returns about the latest record of a step of which all workers have one, if any."""
-        with self._records(self._memory.place) as records:
-            own = {step: about_record(record) for step, record in records.items()}
-        fits = process_group.count(), process_group.index()
-        steps = [step for step, about in own.items() if (about["workers"], about["worker"]) == fits]
-        told = process_group.all_gather_json(steps, "The checkpoints in memory")
-        common = set(steps).intersection(*told)
-        return own[max(common)] if common else None
-
-    @contextlib.contextmanager
-    def _records(self, place: int) -> Iterator[dict[int, Record]]:
-        with self._memory.slots[place].records() as records:
-            yield {record.step: record for record in records}
 
 
 _own: InMemoryCheckpoints | None = None

@@ -13,7 +13,7 @@ import collections
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,13 +30,11 @@ from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, trainer_made
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
-from unison.storage.decoding import decoding, whole_number
-from unison.train.fit_position import FitPosition, FitReporter, catch_batches
-from unison.train.fit_state import REMEDY, checked_sizes
+from unison.train.fit_position import FitReporter, catch_batches
 from unison.train.handover import Handover
 from unison.train.keras_backup import forget_backups
 from unison.train.keras_others import others_of
-from unison.train.rebatching import Rebatched
+from unison.train.resized_fit import ResizedPosition, require_a_rate, scale_learning_rate
 
 #: The batches that are already divided when the group changes: those of a group of steps in flight,
 #: one that waits, and one ahead.
@@ -114,51 +112,14 @@ class ElasticLoops:
     def _take_batches(self, place: _Place, epochs: Any) -> None:
         """Takes over the batches of a `fit`."""
         if self._group.options.keep == PER_REPLICA_BATCH:
-            self._cut_anew(epochs, place)
+            place.cut_anew(epochs, functools.partial(place.begin_sizes, self._group))
         place.take(epochs)
-
-    def _cut_anew(self, epochs: Any, place: _Place) -> None:
-        """Makes Keras' `EpochIterator` return batches that grow and shrink with the group."""
-        make = epochs._get_iterator
-
-        def new_pass() -> Iterator[Any]:
-            if place.resumes_sizes:
-                place.resumes_sizes = False
-            else:
-                place.begin_sizes(self._group)
-            return Rebatched(make(), place.sizes)
-
-        enumerate_batches = epochs._enumerate_iterator
-
-        def without_number() -> Iterator[Any]:
-            epochs._num_batches = None  # their number is unknown: it may change
-            return enumerate_batches()
-
-        own = {"_get_iterator": new_pass, "_enumerate_iterator": without_number}
-        # An epoch ends where the data ends.
-        vars(epochs).update(own, _interrupted_warning=lambda: None)
-        epochs._num_batches = None
 
     def _scale_learning_rate(self, before: int) -> None:
         """Rescales the learning rate from `before` replicas to the current number."""
-        factor = self._group.options.learning_rate
-        now, at_start = self._group.placement.num_replicas, self._group.replicas_at_start
-        if factor is None or before == now:
-            return
-        optimizer = self._model.optimizer
-        rate = float(optimizer.learning_rate) * factor(now, at_start) / factor(before, at_start)
-        optimizer.learning_rate = rate
-
-    def _require_a_rate(self) -> None:
-        """Raises a TypeError if the learning rate should be scaled, and is not a number."""
-        rate = getattr(self._model.optimizer, "_learning_rate", None)
-        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        if is_schedule and self._group.options.learning_rate is not None:
-            raise TypeError(
-                "elastic.Options.learning_rate multiplies a learning rate that is a number. "
-                f"Received: an optimizer with a {type(rate).__name__}. Let the schedule depend on "
-                "strategy.num_replicas_in_sync instead, or leave the one or the other out."
-            )
+        group = self._group
+        now = group.placement.num_replicas
+        scale_learning_rate(self._model, group.options, before, now, group.replicas_at_start)
 
     # -- notifications of the callback of `fit` -------------------------------------------
 
@@ -167,7 +128,7 @@ class ElasticLoops:
         place = self._place
         if place is None:
             return
-        self._require_a_rate()
+        require_a_rate(self._model, self._group.options)
         place.others = self._trainer.callbacks_of_fit
         entry = self._group.enter(self)
         if entry is Entry.EARLY:
@@ -405,20 +366,11 @@ class ElasticLoops:
                 cell.put(cell.placement.spread(np.zeros_like(np.stack(cell.copies()))))
 
 
-class _Place(FitPosition):
-    """The position of a worker in `fit`.
-
-    Attributes:
-        num_replicas: The number of replicas of the steps that made the state.
-        sizes: The batches of the pass from which on the size changes, if batches grow and shrink
-            with the group, with the factors to the size of the data's batches.
-    """
+class _Place(ResizedPosition):
+    """The position of a worker in `fit`."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
-        self.num_replicas = 0
-        self.sizes: list[tuple[int, float]] = []
-        self.resumes_sizes = False
         #: The step at which the group changed last, and the factor before.
         self._changed: tuple[int, float] | None = None
 
@@ -453,19 +405,7 @@ class _Place(FitPosition):
             # Keras would raise an error for an epoch without a remaining batch.
             data = self.batches.state() | {"taken": 0, "looks_ahead": False}
             state |= {"epoch": self.epoch + 1, "batch": 0, "data": data}
-        return state | {
-            "num_replicas": self.num_replicas,
-            "sizes": [list(pair) for pair in self.sizes],
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        with decoding(self.source, REMEDY):
-            num_replicas = whole_number(state["num_replicas"])
-            sizes = checked_sizes(state["sizes"])
-        super().set_state(state)
-        self.num_replicas = num_replicas
-        self.sizes[:] = sizes
-        self.resumes_sizes = bool(self.sizes)
+        return state
 
 
 def _digest(arrays: Sequence[jax.Array]) -> str:

@@ -10,12 +10,15 @@ from unison.captured import StateCapturedError
 from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, trainer_made
 from unison.runtime import process_group
-from unison.runtime.elastic.group import Entry
-from unison.train.fit_position import FitPosition, FitReporter, catch_batches
+from unison.runtime.elastic import ElasticOptions, Entry
+from unison.runtime.elastic.options import PER_REPLICA_BATCH
+from unison.runtime.host_memory import may_regroup
+from unison.train.fit_position import FitReporter, catch_batches
 from unison.train.in_memory import InMemoryCheckpoints, in_memory_checkpoints
 from unison.train.keras_backup import forget_backups, restored_by_backups
 from unison.train.keras_others import others_of
 from unison.train.loop_state import LoopState
+from unison.train.resized_fit import ResizedPosition, require_a_rate, scale_learning_rate
 
 
 def _attach(trainer: ReplicaTrainer) -> None:
@@ -36,7 +39,7 @@ class _Loops:
         self._trainer = trainer
         self._model = trainer.model
         self._checkpoints = checkpoints
-        self._position: FitPosition | None = None
+        self._position: ResizedPosition | None = None
         self._run_step, trainer.run_step = trainer.run_step, self._run
         trainer.callbacks.append(FitReporter(self))
         vars(self._model)["fit"] = self._following(self._model.fit)
@@ -49,8 +52,8 @@ class _Loops:
             with self._checkpoints.loop() as is_outermost:
                 before, self._position = self._position, None
                 if is_outermost and self._concerns_all_workers():
-                    self._position = FitPosition(self._model)
-                    catch_batches(self._model, self._position.take)
+                    self._position = ResizedPosition(self._model)
+                    catch_batches(self._model, self._take_batches)
                 try:
                     return fit(*args, **kwargs)
                 finally:
@@ -59,6 +62,32 @@ class _Loops:
                     self._position = before
 
         return wrapped
+
+    def _take_batches(self, epochs: Any) -> None:
+        """Takes over the batches of a `fit`."""
+        position = self._position
+        assert position is not None
+        if may_regroup() and self._options.keep == PER_REPLICA_BATCH:
+            position.cut_anew(epochs, self._begin_sizes)
+        position.take(epochs)
+
+    def _begin_sizes(self) -> None:
+        """A pass begins, whose batches are as large as the number of replicas makes them."""
+        assert self._position is not None
+        self._position.sizes[:] = [(0, self._replicas / self._replicas_at_start)]
+
+    @property
+    def _options(self) -> ElasticOptions:
+        return self._trainer.strategy.elastic_options
+
+    @property
+    def _replicas(self) -> int:
+        return self._trainer.strategy.num_replicas_now
+
+    @property
+    def _replicas_at_start(self) -> int:
+        workers = self._checkpoints.workers_at_start
+        return self._replicas * workers // process_group.count()
 
     def _concerns_all_workers(self) -> bool:
         """Whether all workers of the job run `fit` together."""
@@ -80,7 +109,7 @@ class _Loops:
                 self._checkpoints.steps -= 1
             raise
 
-    def _keep(self, position: FitPosition, step: CompiledStep) -> None:
+    def _keep(self, position: ResizedPosition, step: CompiledStep) -> None:
         """Keeps the state before the step whose batch was taken last."""
         running = self._trainer.running
         assert running is not None
@@ -92,7 +121,7 @@ class _Loops:
         finally:
             position.undone = 0
 
-    def _state(self, position: FitPosition) -> LoopState:
+    def _state(self, position: ResizedPosition) -> LoopState:
         return LoopState(
             self._trainer.strategy.placement,
             model=self._model,
@@ -108,8 +137,10 @@ class _Loops:
         position = self._position
         if position is None:
             return
-        position.others = self._trainer.callbacks_of_fit
-        others = position.others
+        if may_regroup():
+            require_a_rate(self._model, self._options)
+        others = position.others = self._trainer.callbacks_of_fit
+        position.num_replicas = self._replicas
 
         def is_later(kept: Any) -> bool:
             return [*restored_by_backups(others)] > kept
@@ -117,8 +148,18 @@ class _Loops:
         if self._checkpoints.enter(self._state(position), is_later) is Entry.RESUMED:
             forget_backups(others)
             position.hold_metrics()
+            self._resize(position)
             position.resume(epochs)
             position.give_states()
+
+    def _resize(self, position: ResizedPosition) -> None:
+        """Adapts what was restored from another number of replicas to the present one."""
+        now, at_start = self._replicas, self._replicas_at_start
+        scale_learning_rate(self._model, self._options, position.num_replicas, now, at_start)
+        if position.sizes and position.num_replicas != now:
+            taken = 0 if position.data is None else position.data["taken"]
+            position.sizes.append((taken, now / at_start))
+        position.num_replicas = now
 
     def begin_epoch(self, epoch: int) -> None:
         """Records the epoch; one that was begun resumes where it was."""

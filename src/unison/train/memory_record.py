@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from unison.cells import Cell, StoredForm, own_parts
+from unison.cells import Cell, StoredForm
 from unison.storage.alignment import aligned
 from unison.storage.decoding import name_of_dtype
 from unison.storage.memory_slots import MemorySlots
+from unison.train.chunk_plan import own_regions
 from unison.train.loop_state import LoopState
 from unison.train.record_archive import Place, array_at
 from unison.train.snapshot import WHOLE, PartsSnapshot
@@ -109,19 +111,31 @@ class _Places:
     def __init__(self) -> None:
         self.size = 0
 
-    def next(self, array: Any) -> Place:
-        """Returns the place of a further array."""
-        place = Place(self.size, tuple(array.shape), np.dtype(array.dtype))
+    def next(self, array: Any, start: tuple[int, ...] = ()) -> Place:
+        """Returns the place of a further array, or of a part that starts there."""
+        place = Place(self.size, tuple(array.shape), np.dtype(array.dtype), start)
         self.size += aligned(array.nbytes)
         return place
 
     def of_cells(self, cells: Iterable[Cell], is_first: bool) -> dict[Cell, list[Place]]:
         """Returns the places of the parts of those of the cells that a worker keeps."""
         return {
-            cell: [self.next(part) for part in own_parts(cell.stored())]
+            cell: [self.next(part, start) for start, part in _own_parts(cell.stored())]
             for cell in cells
             if is_first or not _is_equal_on_all(cell)
         }
+
+
+def _own_parts(stored: jax.Array) -> list[tuple[tuple[int, ...], jax.Array]]:
+    """Returns where the parts on this process's devices start, and the parts, without equal ones.
+
+    They are those of `own_parts`.
+    """
+    if stored.is_fully_replicated:
+        return [((0,) * stored.ndim, stored.addressable_data(0))]
+    return [
+        (tuple(begin for begin, _ in region), part) for region, part in own_regions(stored).items()
+    ]
 
 
 def _is_equal_on_all(cell: Cell) -> bool:
@@ -135,7 +149,10 @@ def _described(
     """Returns the JSON for an array."""
     found: list[Any] | None = None
     if places is not None:
-        found = [[each.offset, list(each.shape), name_of_dtype(each.dtype)] for each in places]
+        found = [
+            [each.offset, list(each.shape), name_of_dtype(each.dtype), list(each.start)]
+            for each in places
+        ]
     return {
         "shape": list(array.shape),
         "dtype": name_of_dtype(np.dtype(array.dtype)),

@@ -1,12 +1,16 @@
 """Records of a worker's state in its host's memory: variables as they lie on the devices.
 
-A record belongs to a worker of a job with the same number of workers and devices. So no value is
-gathered, and each replica gets its own copy back. Variables of which all workers have the same
-copies are only in the records of each host's first worker.
+For a job of as many workers and devices as the one that has written it, no value is gathered, and
+each replica gets its own copy back. For a job of another number of workers, the records of all
+workers are read: their parts of a value are put together, and copies that differ are combined.
+Variables of which all workers have the same copies are only in the records of each host's first
+worker.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,12 +44,32 @@ class StoredParts(NamedTuple):
     parts: list[np.ndarray]
 
 
+class StoredCopies(NamedTuple):
+    """All copies of a variable of which each replica has its own, on another number of replicas.
+
+    Attributes:
+        form: The form of the stored array.
+        copies: The stored array, whose first axis is the replicas.
+    """
+
+    form: StoredForm
+    copies: np.ndarray
+
+
 class Place(NamedTuple):
-    """The place of an array in a record's data."""
+    """The place of an array in a record's data.
+
+    Attributes:
+        offset: Where it begins.
+        shape: Its shape.
+        dtype: Its dtype.
+        start: For a part of an array, the index of its first element there.
+    """
 
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype
+    start: tuple[int, ...] = ()
 
 
 def about_record(record: Record) -> dict[str, Any]:
@@ -91,23 +115,81 @@ class RecordArchive:
             described, data = self._arrays[key], self._data
             if described["places"] is None:
                 described, data = self._first.header["arrays"][key], self._first.data
-            arrays = [
-                np.array(
-                    array_at(
-                        data,
-                        Place(whole_number(offset), shape_of(shape), dtype_named(dtype, KINDS)),
-                    )
-                )
-                for offset, shape, dtype in described["places"]
-            ]
-            if described["form"] is None:
-                return arrays[0]
-            layout, division, extreme = described["form"]
-            axes = (tuple(axis) if isinstance(axis, list) else axis for axis in division)
-            return StoredParts(StoredForm(Layout(layout), PartitionSpec(*axes), extreme), arrays)
+            arrays = [np.array(array_at(data, place)) for place in _places(described["places"])]
+            form = _form(described["form"])
+            return arrays[0] if form is None else StoredParts(form, arrays)
 
     def verify(self) -> None:
         """Does nothing: the host's memory needs no checksum."""
+
+
+class RegroupedArchive(RecordArchive):
+    """The records of all workers of a job, as a checkpoint for another number of workers.
+
+    Args:
+        records: The records of a step, in the order of the workers.
+        place: The worker whose objects this one gets: what is not a variable, as the states of
+            random generators.
+
+    Raises:
+        DataLossError: A record is corrupt.
+    """
+
+    def __init__(self, records: Sequence[Record], place: int):
+        super().__init__(records[place], records[place])
+        self._records = records
+
+    def read(self, key: str) -> Any:
+        """Returns an array, or the `StoredCopies` of a variable."""
+        with decoding(_WHERE):
+            form = _form(self._arrays[key]["form"])
+            if form is None:
+                return super().read(key)
+            array = _put_together(self._parts(key))
+            return StoredCopies(form, array) if form.layout is Layout.LOCAL else array
+
+    def _parts(self, key: str) -> Iterator[tuple[Place, np.ndarray]]:
+        for record in self._records:
+            for place in _places(record.header["arrays"][key]["places"] or []):
+                yield place, array_at(record.data, place)
+
+
+def _put_together(parts: Iterator[tuple[Place, np.ndarray]]) -> np.ndarray:
+    """Returns an array of which there are parts; of equal ones, there may be several.
+
+    Raises:
+        ValueError: Elements are missing.
+    """
+    by_start = {place.start: part for place, part in parts}
+    ends = [
+        tuple(begin + size for begin, size in zip(start, part.shape, strict=True))
+        for start, part in by_start.items()
+    ]
+    shape = tuple(map(max, zip(*ends, strict=True)))
+    if sum(part.size for part in by_start.values()) != math.prod(shape):
+        raise ValueError("expected all parts of a variable")
+    first = next(iter(by_start.values()))
+    if first.shape == shape:
+        return np.array(first)
+    whole = np.empty(shape, first.dtype)
+    for start, part in by_start.items():
+        whole[tuple(slice(b, b + size) for b, size in zip(start, part.shape, strict=True))] = part
+    return whole
+
+
+def _places(described: Any) -> list[Place]:
+    return [
+        Place(whole_number(offset), shape_of(shape), dtype_named(dtype, KINDS), shape_of(start))
+        for offset, shape, dtype, start in plain_list(described)
+    ]
+
+
+def _form(described: Any) -> StoredForm | None:
+    if described is None:
+        return None
+    layout, division, extreme = described
+    axes = (tuple(axis) if isinstance(axis, list) else axis for axis in division)
+    return StoredForm(Layout(layout), PartitionSpec(*axes), extreme)
 
 
 def array_at(memory: memoryview, place: Place) -> np.ndarray:

@@ -15,9 +15,12 @@ from unison.runtime.precision import device_dtype
 from unison.train.checkpoint_formats import AnyArchive
 from unison.train.chunk_plan import own_regions
 from unison.train.orbax_archive import OrbaxArchive
-from unison.train.record_archive import StoredParts
+from unison.train.record_archive import StoredCopies, StoredParts
 from unison.train.sharded_archive import ShardedArchive
 from unison.variables import Variable
+
+#: The value of a variable in an archive.
+Stored = np.ndarray | StoredParts | StoredCopies
 
 
 def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
@@ -48,7 +51,7 @@ def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: st
         )
 
 
-def read_for(variable: Any, archive: AnyArchive, key: str) -> np.ndarray | StoredParts:
+def read_for(variable: Any, archive: AnyArchive, key: str) -> Stored:
     """Returns the value of a variable in a checkpoint, for `assign`.
 
     Of a variable that is divided over the devices, only the parts on this process's are read, if
@@ -74,14 +77,15 @@ def read_for(variable: Any, archive: AnyArchive, key: str) -> np.ndarray | Store
     return StoredParts(cell.stored_form, parts)
 
 
-def assign(variable: Any, value: np.ndarray | StoredParts) -> None:
+def assign(variable: Any, value: Stored) -> None:
     """Assigns `value` from outside the replicas, also while a program is traced.
 
     A Keras variable whose initialization is deferred gets `value` as its initial value.
 
     Args:
         variable: The variable.
-        value: Its value, or the parts of its array on this process's devices.
+        value: Its value, the parts of its array on this process's devices, or the copies of the
+            replicas that it had.
 
     Raises:
         InvalidArgumentError: The value is an integer that the variable's dtype cannot hold.
@@ -92,6 +96,10 @@ def assign(variable: Any, value: np.ndarray | StoredParts) -> None:
                 variable.cell.restore_parts(value.form, value.parts)
             return
         (value,) = value.parts  # a variable without devices has no parts yet
+    if isinstance(value, StoredCopies):
+        with jax.ensure_compile_time_eval():
+            variable.cell.restore_copies(value.form, value.copies)
+        return
     dtype = jnp.dtype(variable.dtype)
     if dtype != value.dtype:
         _check_range(variable, value, dtype)

@@ -156,9 +156,10 @@ class ElasticGroup:
         own = devices.default_devices()
         if own[0].platform != "cpu":
             raise UnimplementedError(
-                message="Expected workers that compute on CPUs: groups that may change "
-                f"exchange through the host's memory. Received: devices of {own[0].platform}. Set "
-                "JAX_PLATFORMS=cpu, or run the program without --min-workers."
+                message="Expected workers that compute on CPUs: a group whose workers go on in the "
+                f"same processes exchanges through the host's memory. Received: devices of "
+                f"{own[0].platform}. Let new processes form the next group, from checkpoints in "
+                "memory: --min-workers M --in-memory-checkpoints. Or set JAX_PLATFORMS=cpu."
             )
         self._own = len(own)
         self.placement = ElasticPlacement(own, self)
