@@ -73,7 +73,7 @@ class Machine:
 
     Args:
         address: The address; on this machine, another one for each.
-        nnodes: How many machines the job has.
+        nnodes: How many machines the job has, as for `unison run`.
         rendezvous: Where they meet.
         folder: Where the program writes; the output is a file there.
         given: The program's arguments.
@@ -83,7 +83,7 @@ class Machine:
     def __init__(
         self,
         address: str,
-        nnodes: int,
+        nnodes: int | str,
         rendezvous: str,
         folder: Path,
         given: Sequence[object],

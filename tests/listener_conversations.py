@@ -27,7 +27,7 @@ from unison.net.secret import key
 from unison.parameter_server import messages
 from unison.runtime.elastic.meeting import Call, Meeting
 from unison.runtime.elastic.protocol import MEMBERS_CHANNEL, REGISTER_CHANNEL
-from unison.runtime.launching import nodes, record_transfer
+from unison.runtime.launching import node_registrations, record_transfer
 from unison.runtime.process_group import software
 from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Place, meet, registered
 
@@ -353,7 +353,9 @@ def _of_machines(rng: random.Random) -> list[Any]:
 
 def _served_machines(running: Running, address: str) -> None:
     (said,) = _of_machines(random.Random(0))
-    found = registered(where(address), key(), nodes.CHANNEL, said, time.monotonic() + PATIENCE)
+    found = registered(
+        where(address), key(), node_registrations.CHANNEL, said, time.monotonic() + PATIENCE
+    )
     assert isinstance(found, tuple), found
     line, answer = found
     line.close()
@@ -485,7 +487,9 @@ LISTENERS = {
         _served_register, REGISTER_CHANNEL, _of_register, mutated_structure, _line, uses_token=True
     ),
     "meeting": Listener(_served_meeting, CHANNEL, _of_meeting, mutated_structure, _line),
-    "machines": Listener(_served_machines, nodes.CHANNEL, _of_machines, mutated_structure, _line),
+    "machines": Listener(
+        _served_machines, node_registrations.CHANNEL, _of_machines, mutated_structure, _line
+    ),
     "records": Listener(
         _served_records, record_transfer.CHANNEL, _of_records, _mutated_part, _part
     ),

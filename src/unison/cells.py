@@ -606,6 +606,7 @@ class Cell:
     def restore_copies(self, form: StoredForm, copies: np.ndarray) -> None:
         """Stores the copies of another number of replicas, so that reading returns their value.
 
+        A sum stays exact: each replica gets the sum of some copies, and further ones get zero.
         Copies without a common value are those of the first replicas; further ones get the first.
 
         Args:
@@ -616,12 +617,15 @@ class Cell:
             if (form.layout, form.division) != (self.layout, self.division):
                 self._change_layout(form.layout, form.division)
             self.extreme = form.extreme
-            if self.reading_aggregation is not VariableAggregation.NONE:
-                self.restore(self._united(copies))
-                return
-            own = [copies[i if i < len(copies) else 0] for i in self.placement.local_replicas]
+            count, own = self.placement.num_replicas, self.placement.local_replicas
+            if self.reading_aggregation is VariableAggregation.SUM:
+                parts = [self._united(copies[replica::count]) for replica in own]
+            elif self.reading_aggregation is VariableAggregation.NONE:
+                parts = [copies[replica if replica < len(copies) else 0] for replica in own]
+            else:
+                parts = [self._united(copies)] * len(own)
             self._is_initialized = True
-            self._replace(self._concrete(self.placement.spread(placeable(np.stack(own)))))
+            self._replace(self._concrete(self.placement.spread(placeable(np.stack(parts)))))
 
     def add(self, delta: jax.Array) -> None:
         """Adds to every copy, from outside the replicas; see `require_addable`."""

@@ -51,14 +51,14 @@ class _KerasCameTooLate:
 def _add_to_keras() -> None:
     """Adds backups, atomic saves and elastic loops to Keras once `unison.keras` is imported."""
     from unison.runtime.elastic import is_elastic_worker
-    from unison.runtime.host_memory import worker_memory
+    from unison.runtime.host_memory import has_worker_memory
 
     importlib.import_module("unison.train.keras_backup")
     importlib.import_module("unison.saving.keras_files")
     importlib.import_module("unison.saving.keras_orbax")
     if is_elastic_worker():
         importlib.import_module("unison.train.keras_elastic")
-    if worker_memory() is not None:
+    if has_worker_memory():
         importlib.import_module("unison.train.keras_in_memory")
 
 

@@ -183,6 +183,32 @@ def test_a_whole_machine_is_lost_and_its_state_comes_from_another(tmp_path, lost
     assert "fetched the state at step" in machines[lost].text(), output
 
 
+@pytest.mark.parametrize("kind", ["loop", soaked("fit")])
+@pytest.mark.parametrize("lost", [soaked(1), 3], ids=["that of the rendezvous", "another"])
+def test_a_job_goes_on_without_a_lost_machine_and_with_another_one(tmp_path, kind, lost):
+    given = (kind, "plain=1", "slow=0.05", "epochs=12")
+    rendezvous = free_addresses(1)[0]
+    with contextlib.ExitStack() as ending:
+
+        def start(place):
+            machine = Machine(f"127.0.0.{place}", "2:3", rendezvous, tmp_path, given)
+            ending.callback(machine.lose)
+            return machine
+
+        machines = {place: start(place) for place in (1, 2, 3)}
+        train_until(50, tmp_path, [*machines.values()])
+        machines.pop(lost).lose()
+        train_until(90, tmp_path, [*machines.values()])
+        machines[4] = start(4)
+        output = end_well([*machines.values()])
+    found, expected = report(output), undisturbed(("-n", "3"), given)
+    np.testing.assert_allclose(found["norms"], expected["norms"], rtol=1e-4)
+    for name in ("seen", "steps"):
+        assert found.get(name) == expected.get(name)
+    numbers = re.findall(r"It goes on with (\d) workers; at that step there were (\d)", output)
+    assert numbers == [("2", "3"), ("3", "2")]
+
+
 # -- options ------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,18 @@ def machine(monkeypatch):
         yield made
 
 
+@pytest.fixture
+def changing(machine):
+    """Makes machines of a job that may go on with another number of workers."""
+
+    def made(workers=1):
+        each = machine(workers)
+        each.partners._may_regroup = True
+        return each
+
+    return made
+
+
 runs = iter(range(10**6))
 
 
@@ -144,6 +156,74 @@ def test_a_step_is_copied_when_all_workers_of_the_machine_have_it(machine):
     assert second.held() == {0: [5], 1: [5]}
     first.write(10, 1)
     wait_until(lambda: second.held() == {0: [10, 5], 1: [10, 5]})
+
+
+def former_records(machine):
+    """The records of the former workers that the workers of a machine read, by worker and step."""
+    found = {}
+    for worker, slots in enumerate(machine.memory.former):
+        with slots.records() as records:
+            found |= {(worker, record.step): bytes(record.data) for record in records}
+    return found
+
+
+def test_fewer_machines_hold_the_records_of_all_former_workers(changing):
+    first, lost, third = changing(1), changing(2), changing(1)
+    meet(first, lost, third)
+    for each in (first, lost, third):
+        for place in range(each.workers):
+            each.write(5, place, f"of {each.workers} at {place}".encode())
+    wait_until(lambda: third.held().get(2) == [5] and first.held().get(3) == [5])
+    lost.close()
+    assert meet(first, third) == [5, 5]
+    expected = {(0, 5): b"of 1 at 0", (1, 5): b"of 2 at 0", (2, 5): b"of 2 at 1"}
+    expected[3, 5] = b"of 1 at 0"
+    for each in (first, third):
+        assert former_records(each) == expected
+        assert each.memory.slots[0].steps() == []
+    # Lost again before they have written anything: the former state is still there.
+    assert meet(first, third) == [5, 5]
+    fresh = changing(3)
+    assert meet(first, fresh, third) == [5, 5, 5]
+    assert former_records(fresh) == expected
+    # The first record may be missing on another machine; the second one is not begun before.
+    for each in (first, fresh, third):
+        for place in range(each.workers):
+            each.write(7, place)
+    time.sleep(0.2)
+    assert first.partners._former is not None
+    for each in (first, fresh, third):
+        for place in range(each.workers):
+            each.write(9, place)
+    wait_until(lambda: all(each.partners._former is None for each in (first, fresh, third)))
+    assert meet(first, fresh, third) == [9, 9, 9]
+    assert first.memory.former == []
+
+
+def test_a_state_of_as_many_workers_as_before_is_theirs_again(changing):
+    first, second, third = changing(1), changing(1), changing(1)
+    meet(first, second, third)
+    for each in (first, second, third):
+        each.write(5)
+    wait_until(lambda: first.held().get(2) == [5])
+    third.close()
+    assert meet(first, second) == [5, 5]
+    again = changing(1)
+    # Two workers have written nothing: the state of three is that of as many again.
+    assert meet(first, second, again) == [5, 5, 5]
+    assert first.memory.former == []
+    assert again.read(5) == b"state of step 5"
+
+
+def test_without_regrouping_records_of_another_number_of_workers_are_discarded(machine):
+    first, second = machine(1), machine(1)
+    meet(first, second)
+    for each in (first, second):
+        each.write(5)
+    wait_until(lambda: first.held().get(1) == [5])
+    second.close()
+    assert meet(first, machine(2)) == [None, None]
+    assert first.memory.former == []
 
 
 def test_the_state_of_a_lost_machine_is_fetched(machine):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 from collections.abc import Sequence
 
-from unison.cli.programs import KERAS_BACKEND
+from unison.cli.programs import KERAS_BACKEND, program_of
 from unison.monitoring.first_worker import VARIABLE as MONITOR
+from unison.net.addresses import LOOPBACK
 from unison.runtime.devices import CPU_DEVICES_VARIABLE
 
 
@@ -63,3 +65,17 @@ class Asked:
         if self.devices_per_worker is not None:
             found[CPU_DEVICES_VARIABLE] = str(self.devices_per_worker)
         return found
+
+
+def asked_for(options: argparse.Namespace) -> Asked:
+    """Returns what the options of `unison run` ask for."""
+    return Asked(
+        program=program_of(options),
+        workers=options.workers if options.nodes is None else options.nodes,
+        devices_per_worker=options.devices_per_worker,
+        host=options.host or LOOPBACK,
+        is_monitored=not options.no_monitor,
+        restarts=options.restarts or 0,
+        restarts_on_error=options.restarts_on_error,
+        gpus=options.gpus,
+    )

@@ -103,12 +103,12 @@ class Memory:
     ):
         percent = options.checkpoint_overhead
         overhead = DEFAULT_OVERHEAD if percent is None else percent / 100
-        is_copied = nodes.is_asked(options) and options.nnodes > 1
-        self._memory = job.enter_context(HostMemory(workers, overhead, is_copied))
+        self._memory = job.enter_context(HostMemory(workers, overhead))
         #: The copies of other machines' records, and this one's there.
         self.partners: Partners | None = None
         if nodes.is_asked(options):
-            self.partners = job.enter_context(Partners(self._memory, say))
+            may_regroup = bool(options.regroups_by_restart)
+            self.partners = job.enter_context(Partners(self._memory, say, may_regroup))
         self._standbys = job.enter_context(StandbyWorkers())
         self._before: list[list[int]] = []
         self._programs: str | None = None
@@ -125,15 +125,24 @@ class Memory:
                     **program.environment,
                     **self._memory.environment(place),
                 },
-                inherited=self._memory.descriptors,
             )
             for place, program in enumerate(programs)
         ]
 
-    def begin_with(self, workers: int) -> None:
-        """Notes the number of workers with which the whole job begins."""
-        if self._memory.at_start is None:
-            self._memory.at_start = workers
+    def begin(self, machines: int, at_start: int | None) -> None:
+        """Notes what the next start of the workers is told.
+
+        Args:
+            machines: The number of the job's machines.
+            at_start: The number of workers with which the whole job began, if it may change.
+        """
+        self._memory.is_copied = machines > 1
+        self._memory.at_start = at_start
+
+    def newest(self) -> int | None:
+        """Returns the step of the newest state that this machine's workers have kept."""
+        steps = [slots.steps()[:1] for slots in self._memory.slots]
+        return min((newest for (newest,) in steps), default=None) if all(steps) else None
 
     @property
     def has_kept(self) -> bool:

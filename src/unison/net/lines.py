@@ -117,6 +117,18 @@ class Line:
             self.is_open = False
         return messages
 
+    def end_if_unanswered(self) -> None:
+        """Has the system end the connection when the peer's machine does not answer any more.
+
+        That is noticed within half a minute, also if nothing is sent.
+        """
+        options = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+        options["TCP_USER_TIMEOUT"] = 25_000  # milliseconds
+        for name, value in options.items():
+            level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
+            if hasattr(socket, name):
+                self.stream.setsockopt(level, getattr(socket, name), value)
+
     def shutdown_sending(self) -> None:
         """Shuts down sending, so that the peer reads the end of the connection."""
         with contextlib.suppress(OSError):

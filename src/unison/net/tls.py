@@ -160,6 +160,9 @@ class TlsStream:
     def gettimeout(self) -> float | None:
         return self._timeout
 
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        self._connection.setsockopt(level, option, value)
+
     def getsockname(self) -> Any:
         return self._connection.getsockname()
 

@@ -1,8 +1,7 @@
 """The memory in which the workers of a host keep their state, and which outlives them.
 
 The process that starts the workers owns it: a pair of slots for each worker (`MemorySlots`). The
-workers inherit the file descriptors of all of their host's slots, since what is equal on all of
-them is kept once.
+workers open all of their host's slots, since what is equal on all of them is kept once.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from unison.errors import UnavailableError
 from unison.storage.memory_slots import MemorySlots
 
 #: The variable with the file descriptors of a host's slots and the place of the worker's own.
@@ -36,25 +36,30 @@ class HostMemory:
     Args:
         workers: The number of workers.
         overhead: The share of the training's time that keeping the state may take.
-        is_copied: Whether another machine gets a copy of each record.
 
     Attributes:
         slots: Each worker's.
-        at_start: The number of workers of the whole job at its start; None: as many as there are.
+        former: The slots of all workers of a run before, if there were others, with the records
+            that the workers go on from.
+        is_copied: Whether another machine gets a copy of each record.
+        at_start: The number of workers of the whole job at its start, if it may go on with another
+            number; otherwise None.
 
     Raises:
         UnimplementedError: The system has no such memory.
 
     Examples:
         >>> with HostMemory(2) as memory:
-        ...     len(memory.descriptors), sorted(memory.environment(1))
-        (4, ['UNISON_HOST_MEMORY'])
+        ...     len(memory.slots), sorted(memory.environment(1))
+        (2, ['UNISON_HOST_MEMORY'])
     """
 
-    def __init__(self, workers: int, overhead: float = DEFAULT_OVERHEAD, is_copied: bool = False):
-        self._told = {"overhead": overhead, "is_copied": is_copied}
+    def __init__(self, workers: int, overhead: float = DEFAULT_OVERHEAD):
+        self._overhead = overhead
+        self.is_copied = False
         self.at_start: int | None = None
         self.slots: list[MemorySlots] = []
+        self.former: list[MemorySlots] = []
         for worker in range(workers):
             self.slots.append(MemorySlots.create(f"state {worker}"))
 
@@ -65,16 +70,23 @@ class HostMemory:
         for slots in self.slots:
             slots.close()
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """The file descriptors that each worker inherits."""
-        return tuple(descriptor for slots in self.slots for descriptor in slots.descriptors)
-
     def environment(self, worker: int) -> dict[str, str]:
         """Returns the additional environment variables of a worker, by its place on this host."""
-        pairs = [slots.descriptors for slots in self.slots]
-        told = {"slots": pairs, "own": worker, "at_start": self.at_start, **self._told}
+        told = {
+            "owner": os.getpid(),
+            "slots": [_told_files(slots) for slots in self.slots],
+            "former": [_told_files(slots) for slots in self.former],
+            "own": worker,
+            "overhead": self._overhead,
+            "is_copied": self.is_copied,
+            "at_start": self.at_start,
+        }
         return {VARIABLE: json.dumps(told)}
+
+
+def _told_files(slots: MemorySlots) -> list[tuple[int, int]]:
+    """Returns the file descriptors of slots, each with the number of its file."""
+    return [(descriptor, os.fstat(descriptor).st_ino) for descriptor in slots.descriptors]
 
 
 class WorkerMemory(NamedTuple):
@@ -86,6 +98,7 @@ class WorkerMemory(NamedTuple):
         overhead: See `HostMemory`.
         is_copied: See `HostMemory`.
         at_start: See `HostMemory`.
+        former: See `HostMemory`.
     """
 
     slots: Sequence[MemorySlots]
@@ -93,11 +106,17 @@ class WorkerMemory(NamedTuple):
     overhead: float = DEFAULT_OVERHEAD
     is_copied: bool = False
     at_start: int | None = None
+    former: Sequence[MemorySlots] = ()
 
     @property
     def own(self) -> MemorySlots:
         """The worker's own slots."""
         return self.slots[self.place]
+
+    def forget_former(self) -> None:
+        """Closes the slots of a run before, from which this worker needs nothing any more."""
+        for slots in self.former:
+            slots.close()
 
     def discard_after(self, step: int) -> None:
         """Discards the records of later steps: the worker's own, and if it is the first one of the
@@ -125,22 +144,59 @@ class WorkerMemory(NamedTuple):
             fcntl.lockf(shared, fcntl.LOCK_UN)
 
 
+def has_worker_memory() -> bool:
+    """Returns whether this process is a worker, or stands by for one, with memory of its host.
+
+    A process that a worker has started has none.
+    """
+    given = os.environ.get(VARIABLE)
+    return bool(given and json.loads(given)["owner"] == os.getppid())
+
+
 @functools.cache
 def worker_memory() -> WorkerMemory | None:
-    """Returns the memory of this process's host; None if it is not a worker that has one."""
-    return _found(os.environ)
+    """Returns the memory of this process's host; None if it is not a worker that has one.
 
+    The program of a worker calls this: to one that stands by, there is no such memory yet.
 
-def _found(environment: Mapping[str, str]) -> WorkerMemory | None:
-    given = environment.get(VARIABLE)
-    if not given:
+    Raises:
+        UnavailableError: The process that has started this one does not have it any more.
+    """
+    if not has_worker_memory():
         return None
-    told = json.loads(given)
-    for pair in told["slots"]:
-        for descriptor in pair:
-            os.set_inheritable(descriptor, False)
-    slots = [MemorySlots(tuple(pair)) for pair in told["slots"]]
-    return WorkerMemory(slots, told["own"], told["overhead"], told["is_copied"], told["at_start"])
+    told = json.loads(os.environ[VARIABLE])
+    owner = told["owner"]
+    slots, former = ([_opened(owner, pair) for pair in told[name]] for name in ("slots", "former"))
+    return WorkerMemory(
+        slots, told["own"], told["overhead"], told["is_copied"], told["at_start"], former
+    )
+
+
+def _opened(owner: int, files: Sequence[Sequence[int]]) -> MemorySlots:
+    """Returns the slots of another process, opened in this one.
+
+    They are not inherited, since a process that has stood by was started before some of them.
+
+    Args:
+        owner: The process that has them open.
+        files: Its file descriptors, each with the number of its file.
+
+    Raises:
+        UnavailableError: It has ended, or has other files there.
+    """
+    opened = []
+    for descriptor, number in files:
+        try:
+            opened.append(os.open(f"/proc/{owner}/fd/{descriptor}", os.O_RDWR))
+        except OSError as error:
+            raise UnavailableError(
+                message=f"The memory of this host cannot be opened: {error}. Expected the process "
+                f"{owner}, which has started the workers, to be there, and /proc to show its files."
+            ) from error
+        if os.fstat(opened[-1]).st_ino != number:
+            raise UnavailableError(message=f"Process {owner} has other files than it has told.")
+    first, second = opened
+    return MemorySlots((first, second))
 
 
 _takes_part = False

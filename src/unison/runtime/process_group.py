@@ -28,7 +28,7 @@ from unison.runtime.agreement import ConnectedWorkers, Talk, Workers
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.coordination import CoordinationStore
 from unison.runtime.exit_codes import LOST_ANOTHER
-from unison.runtime.host_memory import worker_memory
+from unison.runtime.host_memory import has_worker_memory
 from unison.runtime.initialized_job import meet_in_initialized_job
 from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.sockets import listening
@@ -117,7 +117,7 @@ def join_cluster(
     names = [f"{job} {index} ({cluster.task_address(job, index)})" for job, index in tasks]
     about = software() | {"cluster": str(cluster.as_dict())}
     met = meet(address, Place(place, names), about, timeout)
-    if worker_memory() is not None:  # to be started again soon, with a cache of its own
+    if has_worker_memory():  # to be started again soon, with a cache of its own
         cache_programs_of_each_process()
     # JAX's preemption service would keep SIGTERM from terminating the process.
     jax.config.update("jax_enable_preemption_service", False)

@@ -1,7 +1,7 @@
 r"""A pair of slots in the host's memory that outlives the processes that write them.
 
 Each slot is an anonymous file in memory (`memfd_create`), which exists as long as a process has it
-open. The process that creates a pair passes its file descriptors on to another one, which writes
+open. The process that creates a pair lets another one open it as well, which writes
 records: the older slot is overwritten while the newer one stays complete. So however the writer
 ends, there is a complete record, and nothing is left when all processes have ended.
 

@@ -78,7 +78,7 @@ def latest_state(memory: WorkerMemory) -> Iterator[FoundState | None]:
     of_first = process_group.index() - memory.place
     with contextlib.ExitStack() as mapped:
         found: dict[tuple[int, int], dict[int, Record]] = collections.defaultdict(dict)
-        for slots in memory.slots:
+        for slots in (*memory.slots, *memory.former):
             for record in mapped.enter_context(slots.records()):
                 about = about_record(record)
                 found[record.step, about["workers"]][about["worker"]] = record

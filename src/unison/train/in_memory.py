@@ -166,10 +166,12 @@ class InMemoryCheckpoints:
             take_part()
             if found is None or is_later(found.about["position"]):
                 self._memory.discard_after(_NOTHING)
+                self._memory.forget_former()
                 return Entry.NEW
             self._memory.discard_after(found.step)  # those that not all workers have
             with signals_held:
                 state.take(found.archive())
+        self._memory.forget_former()
         self._resume_after(found)
         return Entry.RESUMED
 

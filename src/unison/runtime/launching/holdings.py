@@ -1,7 +1,8 @@
 """The records that the machines of a job hold in memory: what each says, and what follows from it.
 
-A record is the state of one worker at one step. A worker is known by its index in the job: if the
-number of workers changes, records are useless. All machines decide from the same list.
+A record is the state of one worker at one step. A worker is known by its index in the job, and by
+the number of the job's workers: if that changes, the records of all former workers are needed. All
+machines decide from the same list.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from unison.net.lines import Message
 _MOST_WORKERS = 1 << 14
 _MOST_RECORDS = 2
 
+#: The steps of workers' records, by their indices in the job.
+Steps = Mapping[int, Sequence[int]]
+
 
 class Holding(NamedTuple):
     """The records that a machine holds.
@@ -25,12 +29,20 @@ class Holding(NamedTuple):
         rank: The rank that the machine had; None if it holds no records.
         total: The number of the job's workers when they were written.
         steps: The steps of each worker's records, by its index in the job.
+        former: Those of a run with another number of workers before: the number, and the steps.
     """
 
     at: str
     rank: int | None
     total: int
-    steps: Mapping[int, Sequence[int]]
+    steps: Steps
+    former: tuple[int, Steps] | None = None
+
+    def steps_of(self, total: int) -> Steps:
+        """Returns the steps of the records of a job with so many workers, by worker."""
+        if total == self.total:
+            return self.steps
+        return self.former[1] if self.former is not None and self.former[0] == total else {}
 
     def message(self) -> Message:
         """Returns it as a message.
@@ -42,8 +54,10 @@ class Holding(NamedTuple):
             >>> parsed_holding(holding.message()) == holding
             True
         """
-        records = [[worker, list(steps)] for worker, steps in self.steps.items()]
-        return {"at": self.at, "rank": self.rank, "total": self.total, "records": records}
+        said: Message = {"at": self.at, "rank": self.rank, "total": self.total}
+        if self.former is not None:
+            said["former"] = [self.former[0], _entries(self.former[1])]
+        return said | {"records": _entries(self.steps)}
 
 
 def parsed_holding(said: Any) -> Holding | None:
@@ -51,18 +65,37 @@ def parsed_holding(said: Any) -> Holding | None:
     if not isinstance(said, dict):
         return None
     at, rank, total, records = (said.get(name) for name in ("at", "rank", "total", "records"))
+    former = said.get("former")
     if (
         not isinstance(at, str)
         or host_and_port(at) is None
         or not (rank is None or _is_number(rank))
-        or type(total) is not int
-        or total < 0
-        or not isinstance(records, list)
-        or len(records) > _MOST_WORKERS
-        or not all(map(_is_entry, records))
+        or not _is_number(total)
+        or not _are_records(records)
+        or not (former is None or _is_former(former))
     ):
         return None
-    return Holding(at, rank, total, dict(records))
+    assert isinstance(total, int) and isinstance(records, list)
+    before = None if former is None else (former[0], dict(former[1]))
+    return Holding(at, rank, total, dict(records), before)
+
+
+def _entries(steps: Steps) -> list[Any]:
+    return [[worker, list(of_worker)] for worker, of_worker in steps.items()]
+
+
+def _is_former(said: Any) -> bool:
+    return _is_pair(said) and _is_number(said[0]) and _are_records(said[1])
+
+
+def _are_records(records: Any) -> bool:
+    return (
+        isinstance(records, list) and len(records) <= _MOST_WORKERS and all(map(_is_entry, records))
+    )
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
 
 
 def _is_number(value: Any) -> bool:
@@ -71,8 +104,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_entry(entry: Any) -> bool:
     return (
-        isinstance(entry, list)
-        and len(entry) == 2
+        _is_pair(entry)
         and _is_number(entry[0])
         and isinstance(entry[1], list)
         and len(entry[1]) <= _MOST_RECORDS
@@ -142,16 +174,58 @@ def newest_common_step(holdings: Sequence[Holding], total: int) -> int | None:
     """
     found: list[set[int]] = [set() for _ in range(total)]
     for holding in holdings:
-        if holding.total == total:
-            for worker, steps in holding.steps.items():
-                if worker < total:
-                    found[worker].update(steps)
+        for worker, steps in holding.steps_of(total).items():
+            if worker < total:
+                found[worker].update(steps)
     return max(set.intersection(*found), default=None) if found else None
+
+
+class HeldState(NamedTuple):
+    """A state of which the machines have the records of all workers.
+
+    Attributes:
+        step: Its step.
+        total: The number of those workers.
+    """
+
+    step: int
+    total: int
+
+
+def newest_state(holdings: Sequence[Holding], total: int, may_regroup: bool) -> HeldState | None:
+    """Returns the newest state that a job can go on from; None if there is none.
+
+    Args:
+        holdings: What all machines hold.
+        total: The number of the job's workers.
+        may_regroup: Whether it may be the state of another number of them.
+
+    Examples:
+        >>> first = Holding("127.0.0.1:4000", 0, 2, {0: [9, 8]}, (3, {0: [7], 1: [7], 2: [7]}))
+        >>> newest_state([first], 2, may_regroup=True)
+        HeldState(step=7, total=3)
+        >>> newest_state([first], 2, may_regroup=False)
+    """
+    totals = {total}
+    if may_regroup:
+        totals |= {holding.total for holding in holdings}
+        totals |= {holding.former[0] for holding in holdings if holding.former is not None}
+    found = [
+        HeldState(step, of)
+        for of in totals
+        if 0 < of <= _MOST_WORKERS and (step := newest_common_step(holdings, of)) is not None
+    ]
+    return max(found, key=lambda state: (state.step, state.total == total), default=None)
 
 
 def are_records_held(holdings: Sequence[Holding]) -> bool:
     """Returns whether any machine holds a record."""
-    return any(steps for holding in holdings for steps in holding.steps.values())
+    return any(
+        steps
+        for holding in holdings
+        for of_workers in (holding.steps, *(holding.former or ())[1:])
+        for steps in of_workers.values()
+    )
 
 
 def ranks(asked: Sequence[int | None]) -> list[int]:

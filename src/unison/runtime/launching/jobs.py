@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -95,6 +95,7 @@ class Job:
         on_line: Called for every line that a worker prints, in threads.
         grace: Seconds between the two signals.
         start: Starts a worker. Default: on this machine.
+        is_over: Returns whether the workers are to end, though none has failed; see `was_over`.
 
     Examples:
         >>> program = Program(["-c", "print('hello')"], {})
@@ -109,14 +110,18 @@ class Job:
         on_line: OnLine = lambda worker, line: None,
         grace: float = 10.0,
         start: Start = ProcessWorker,
+        is_over: Callable[[], bool] = lambda: False,
     ):
         self._programs = programs
         self._on_line = on_line
         self._grace = grace
         self._start = start
+        self._is_over = is_over
         self._workers: list[Worker] = []
         #: The failure of the first worker that failed; None if none has.
         self.failure: Failure | None = None
+        #: Whether `wait` has ended the workers because of `is_over`.
+        self.was_over = False
 
     def __enter__(self) -> Self:
         try:
@@ -155,6 +160,10 @@ class Job:
         """
         last = None if timeout is None else time.monotonic() + timeout
         while self.running and not self._has_failed():
+            if self._is_over():
+                self.was_over = True
+                self.end()
+                return None
             if last is not None and time.monotonic() > last:
                 waiting = [worker.index for worker in self._running()]
                 self.end()

@@ -14,32 +14,30 @@ import contextlib
 import dataclasses
 import hashlib
 import pathlib
-import selectors
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from unison.errors import UnavailableError
 from unison.net.addresses import address_towards, host_and_port, own_address
-from unison.net.lines import Line, Message
-from unison.net.proof import derived_key, new_nonce
-from unison.net.secret import KEY_VARIABLE, key
+from unison.net.lines import Message
+from unison.net.proof import derived_key
+from unison.net.secret import key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import cluster_on_this_machine
-from unison.runtime.launching.holdings import Meeting, parsed_holding, ranks
+from unison.runtime.launching.holdings import Meeting, parsed_holding
+from unison.runtime.launching.node_group import NodeCounts, NodeGroup
+from unison.runtime.launching.node_registrations import (
+    Registrations,
+    are_addresses,
+    entrance_at,
+    register,
+)
 from unison.runtime.launching.partners import Partners
 from unison.runtime.process_group import software
-from unison.runtime.rendezvous import Entrance, opened_entrance, registered
+from unison.runtime.rendezvous import Entrance
 
-#: The channel of these connections.
-CHANNEL = b"nodes-1"
-
-#: Seconds between two looks at the time, and to send the answers.
+#: Seconds between two looks at the time.
 _LOOK_AFTER = 0.1
-_SECONDS_TO_SPEAK = 5.0
-
-#: The largest number of a node's workers.
-_MOST_WORKERS = 1 << 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,27 +49,32 @@ class Node:
         first_worker: The index of its first worker in the cluster.
         cluster: The workers of all machines, in the order of the ranks.
         key: The job's key, in hexadecimal digits.
+        machines: The number of machines.
+        at_start: The number of workers with which the job began.
     """
 
     rank: int
     first_worker: int
     cluster: ClusterSpec
     key: str
+    machines: int = 1
+    at_start: int | None = None
 
 
 def meet_nodes(
-    nodes: int,
+    nodes: int | NodeCounts,
     rendezvous: str,
     workers: int,
     about: Mapping[str, str],
     timeout: float,
     host: str | None = None,
     partners: Partners | None = None,
+    group: NodeGroup | None = None,
 ) -> Node:
     """Waits until all machines of a job have registered at the rendezvous.
 
     Args:
-        nodes: The number of machines.
+        nodes: The number of machines, or the least and the most.
         rendezvous: An address of one of them, as host:port, with a free port.
         workers: The number of workers of this machine.
         about: The values that must be the same on all machines.
@@ -80,6 +83,7 @@ def meet_nodes(
             on the machine to which it belongs, and elsewhere the address from which it is reached.
         partners: The records that this machine holds in memory. Then all machines keep the ranks
             that they had, as far as possible, and fetch what their workers need.
+        group: This machine's part in a group of machines that may change.
 
     Raises:
         ValueError: The rendezvous is not host:port, or a number is less than 1.
@@ -88,9 +92,10 @@ def meet_nodes(
         UnauthenticatedError: The machine of the rendezvous has another key.
         OSError: The host does not belong to this machine.
     """
-    if nodes < 1:
-        raise ValueError(f"Expected at least 1 machine. Received: {nodes}")
-    where = _address(rendezvous)
+    counts = NodeCounts(nodes, nodes) if isinstance(nodes, int) else nodes
+    if counts.least < 1:
+        raise ValueError(f"Expected at least 1 machine. Received: {counts.least}")
+    where = address_of(rendezvous)
     own = host or own_address(where[0]) or address_towards(*where)
     if own is None:
         raise UnavailableError(
@@ -99,18 +104,20 @@ def meet_nodes(
         )
     said: Message = {
         "workers": cluster_on_this_machine(workers, own).as_dict()["worker"],
-        "about": dict(about) | {"nnodes": str(nodes)} | software(),
+        "about": dict(about) | {"nnodes": str(counts)} | software(),
     }
     if partners is not None:
         said["about"]["records in memory"] = "copied"
         said["holding"] = partners.announce(own).message()
     last = time.monotonic() + timeout
-    entrance = _entrance(where, nodes)
-    if entrance is None:
-        answer = _register(where, said, last, rendezvous, timeout)
+    if group is not None:
+        answer = group.meet(said, last)
+    elif (entrance := entrance_at(where, counts.most)) is None:
+        line, answer = register(where, said, last)
+        line.close()
     else:
         with contextlib.closing(entrance):
-            answer = _gather(entrance, nodes, said, last)
+            answer = _gather(entrance, counts.most, said, last)
     complaint = answer.get("complaint")
     if complaint is not None:
         raise UnavailableError(
@@ -131,7 +138,12 @@ def about_program(script: str, is_module: bool) -> dict[str, str]:
     return {"program": path.name, "program's sha256": digest[:16]}
 
 
-def _address(text: str) -> tuple[str, int]:
+def address_of(text: str) -> tuple[str, int]:
+    """Returns the host and the port of a rendezvous.
+
+    Raises:
+        ValueError: It is not host:port.
+    """
     where = host_and_port(text)
     if where is None:
         raise ValueError(
@@ -141,151 +153,19 @@ def _address(text: str) -> tuple[str, int]:
     return where
 
 
-def _entrance(where: tuple[str, int], nodes: int) -> Entrance | None:
-    """Returns this machine's entrance; None if another machine or process listens there."""
-    host = own_address(where[0])
-    if host is None:
-        return None
-    try:
-        return opened_entrance(host, where[1], key(), nodes, [CHANNEL])
-    except OSError:
-        return None
-
-
-def _register(
-    where: tuple[str, int], said: Message, last: float, rendezvous: str, timeout: float
-) -> Message:
-    outcome = registered(where, key(), CHANNEL, said, last)
-    if isinstance(outcome, Exception):
-        raise UnavailableError(
-            message=f"Could not reach the rendezvous at {rendezvous} within {timeout:g} s: "
-            f"{outcome}. Start the same command on the machine to which that address belongs, "
-            "and check that its port can be reached and no other program listens there"
-        ) from outcome
-    line, answer = outcome
-    line.close()
-    return answer
-
-
 def _gather(entrance: Entrance, nodes: int, own: Message, last: float) -> Message:
     """Waits for the other machines, and answers them; returns this machine's answer."""
-    with _Registrations(entrance, nodes, own) as registrations:
+    with Registrations(entrance, nodes, own) as registrations:
         while not registrations.are_complete() and (left := last - time.monotonic()) > 0:
             registrations.hear(min(left, _LOOK_AFTER))
         return registrations.answer()
-
-
-class _Registrations:
-    """The machines that have registered, in the order of their ranks."""
-
-    def __init__(self, entrance: Entrance, nodes: int, own: Message):
-        self._acceptor = entrance.acceptor
-        self._nodes = nodes
-        self._own = own
-        #: The connections, with what was received on them; None: nothing yet.
-        self._lines: dict[Line, Message | None] = {}
-        self._difference: str | None = None
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._acceptor, selectors.EVENT_READ)
-
-    def __enter__(self) -> _Registrations:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._selector.close()
-        for line in self._lines:
-            line.close()
-
-    def are_complete(self) -> bool:
-        """Returns whether all have registered, or one cannot take part."""
-        return len(self._registered()) == self._nodes - 1 or self._difference is not None
-
-    def hear(self, seconds: float) -> None:
-        """Accepts connections and receives registrations; waits for at most `seconds`."""
-        for event, _ in self._selector.select(seconds):
-            if event.data is not None:
-                self._receive(event.data)
-        for accepted in self._acceptor.accept():
-            line = Line(accepted.stream, most_waiting=None)
-            self._lines[line] = None
-            self._selector.register(line.stream, selectors.EVENT_READ, line)
-
-    def answer(self) -> Message:
-        """Sends each machine its answer, and returns this machine's."""
-        registered = self._registered()
-        missing = self._nodes - 1 - len(registered)
-        complaint = self._difference
-        if complaint is None and missing > 0:
-            refused = self._acceptor.last_refusal
-            because = f". The latest connection that failed: {refused}" if refused else ""
-            complaint = (
-                f"Timed out waiting for {missing} of {self._nodes} machines. Start the same command"
-                f" on each of them, with the same {KEY_VARIABLE}{because}"
-            )
-        machines = [self._own, *registered.values()]
-        holdings = [parsed_holding(said.get("holding")) for said in machines]
-        given = ranks([None if holding is None else holding.rank for holding in holdings])
-        by_rank = [said for _, said in sorted(zip(given, machines, strict=True), key=_rank)]
-        job: Message = {"workers": [said["workers"] for said in by_rank], "nonce": new_nonce()}
-        if "holding" in self._own:
-            job["holdings"] = [said.get("holding") for said in by_rank]
-        for rank, line in zip(given[1:], registered, strict=True):
-            line.send({"complaint": complaint} if complaint else job | {"rank": rank})
-            line.flush_within(_SECONDS_TO_SPEAK)
-        return {"complaint": complaint} if complaint else job | {"rank": given[0]}
-
-    def _registered(self) -> dict[Line, Message]:
-        return {line: said for line, said in self._lines.items() if said is not None}
-
-    def _is_registration(self, said: Message) -> bool:
-        about = said.get("about")
-        if not _are_addresses(said.get("workers")) or not isinstance(about, dict):
-            return False
-        # Only one of two that differ may have it.
-        is_needed = "holding" in self._own and about == self._own["about"]
-        return not is_needed or parsed_holding(said.get("holding")) is not None
-
-    def _receive(self, line: Line) -> None:
-        for said in line.receive(most=1):
-            if self._lines[line] is not None or not self._is_registration(said):
-                line.is_open = False
-                break
-            self._lines[line] = said
-            theirs, ours = said["about"], self._own["about"]
-            if theirs != ours and self._difference is None:
-                self._difference = (
-                    f"The machines of the job differ: {_difference(ours, theirs)}. Start the same "
-                    "program, with the same --nnodes and versions, on all of them"
-                )
-        if not line.is_open:
-            self._selector.unregister(line.stream)
-            line.close()
-            del self._lines[line]
-
-
-def _rank(machine: tuple[int, Message]) -> int:
-    return machine[0]
-
-
-def _are_addresses(workers: Any) -> bool:
-    return (
-        isinstance(workers, list)
-        and 0 < len(workers) <= _MOST_WORKERS
-        and all(isinstance(address, str) for address in workers)
-    )
-
-
-def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Describes the values that are not the same."""
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    return ", ".join(f"{name} {ours.get(name)!r} and {theirs.get(name)!r}" for name in names)
 
 
 def _node(answer: Message) -> Node:
     workers, rank, nonce = (answer.get(name) for name in ("workers", "rank", "nonce"))
     is_valid = (
         isinstance(workers, list)
-        and all(map(_are_addresses, workers))
+        and all(map(are_addresses, workers))
         and isinstance(rank, int)
         and 0 <= rank < len(workers)
         and isinstance(nonce, str)
@@ -298,6 +178,8 @@ def _node(answer: Message) -> Node:
         first_worker=sum(map(len, workers[: int(rank or 0)])),
         cluster=ClusterSpec({"worker": _flat(workers)}),
         key=derived_key(key(), str(nonce)),
+        machines=len(workers),
+        at_start=answer.get("at_start"),
     )
 
 

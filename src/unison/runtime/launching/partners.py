@@ -11,6 +11,10 @@ When workers are lost, all machines meet again (`nodes`), and say which records 
 on nothing is copied until each machine has fetched what its workers need for the newest step of
 which every worker's record exists somewhere. Records of later steps are discarded: the workers will
 write them again.
+
+If the job may go on with another number of workers, that step may be one of the former ones. Each
+machine then fetches the records of all of them, and holds them until its workers have written two
+records since: all workers of the job have written the first of these.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from unison.net.acceptor import AcceptingThread, Acceptor
 from unison.net.addresses import joined_address
@@ -29,10 +34,11 @@ from unison.net.secret import key
 from unison.runtime.host_memory import HostMemory
 from unison.runtime.launching.held_slots import HeldSlots
 from unison.runtime.launching.holdings import (
+    HeldState,
     Holding,
     Meeting,
     are_records_held,
-    newest_common_step,
+    newest_state,
 )
 from unison.runtime.launching.record_copies import FAILURES, CopySender, connected
 from unison.runtime.launching.record_transfer import (
@@ -57,11 +63,12 @@ class Partners:
 
     A meeting of all machines calls `announce` before it and `begin` after it, while no worker of
     this machine runs. `begin` may exchange the slots of the host's memory for others: workers get
-    their file descriptors after it.
+    them after it.
 
     Args:
         memory: The memory of this machine's workers. It is closed later than this.
         say: Called with sentences about the records, also in other threads.
+        may_regroup: Whether the job may go on with another number of workers.
 
     Examples:
         >>> with HostMemory(2) as memory, Partners(memory) as partners:
@@ -69,11 +76,19 @@ class Partners:
         {}
     """
 
-    def __init__(self, memory: HostMemory, say: Callable[[str], None] = logger.warning):
+    def __init__(
+        self,
+        memory: HostMemory,
+        say: Callable[[str], None] = logger.warning,
+        may_regroup: bool = False,
+    ):
         self._memory = memory
         self._say = say
+        self._may_regroup = may_regroup
         self._held = HeldSlots()
-        self._sender = CopySender(self._held, say)
+        #: The records of a run with another number of workers before, and that number.
+        self._former: tuple[int, HeldSlots] | None = None
+        self._sender = CopySender(say, self._forget_former)
         self._changed = threading.Condition()
         self._is_closed = False
         #: The latest meeting, and whether the run of the workers that began with it goes on.
@@ -98,6 +113,7 @@ class Partners:
         self._sender.close()
         with self._changed:
             self._changed.wait_for(lambda: not self._served, _SECONDS_TO_END)
+        self._forget_former()
         self._held.close(kept=self._memory.slots)
 
     def announce(self, host: str) -> Holding:
@@ -122,7 +138,9 @@ class Partners:
         steps, met = self._held.all_steps(), self._met
         if met is None:
             return Holding(self._address, None, 0, {})
-        return Holding(self._address, met.rank if steps else None, met.total, steps)
+        former = self._former and (self._former[0], self._former[1].all_steps())
+        rank = met.rank if steps or former else None
+        return Holding(self._address, rank, met.total, steps, former)
 
     def begin(self, met: Meeting) -> int | None:
         """Prepares the records for the next run of the workers, and copies new ones from now on.
@@ -137,37 +155,73 @@ class Partners:
         Raises:
             OSError: There is no memory for the workers' slots.
         """
-        step = newest_common_step(met.holdings, met.total)
-        spare: list[MemorySlots] = []
-        if self._met is None:
-            spare = list(self._memory.slots)
-        elif self._met.total != met.total:
-            self._held.discard_after(-1)
-            spare = self._held.take_all()
+        state = newest_state(met.holdings, met.total, self._may_regroup)
+        is_former = state is not None and state.total != met.total
+        spare = self._arrange(met, state)
         self._memory.slots[:] = self._held.of(met.own, spare)
-        self._held.discard_after(-1 if step is None else step)
-        if step is None:
+        self._memory.former.clear()
+        if state is None or is_former:
+            self._held.discard_after(-1)
             self._held.keep_only({*met.own, *met.copied})
-        has_step = self._has_fetched(met, step)
+        else:
+            self._held.discard_after(state.step)
+        has_state = self._has_fetched(met, state)
+        if has_state and is_former and self._former is not None:
+            of_all = range(self._former[0])
+            self._memory.former[:] = self._former[1].of(of_all, spare=[])
+        step = None if state is None else state.step
         with self._changed:
             self._met, self._is_running = met, True
-        self._sender.begin(met, step)
-        return step if has_step else None
+        self._sender.begin(met, step, self._held)
+        return step if has_state else None
+
+    def _arrange(self, met: Meeting, state: HeldState | None) -> list[MemorySlots]:
+        """Arranges the slots of this run and of the former one; returns those that are spare."""
+        total_before = None if self._met is None else self._met.total
+        spare = list(self._memory.slots) if total_before is None else []
+        if state is None or state.total == met.total:
+            if total_before not in (None, met.total):
+                if state is not None and self._former and self._former[0] == met.total:
+                    before, self._held = self._held, self._former[1]
+                    self._former = None
+                    before.close(kept=[])
+                else:
+                    self._held.discard_after(-1)
+                    spare = self._held.take_all()
+            self._forget_former()
+        elif total_before == state.total:
+            self._forget_former()
+            self._former, self._held = (state.total, self._held), HeldSlots()
+        elif self._former is None or self._former[0] != state.total:
+            self._forget_former()
+            self._former = state.total, HeldSlots()
+        return spare
+
+    def _forget_former(self) -> None:
+        """Closes the slots of a run before."""
+        former, self._former = self._former, None
+        if former is not None:
+            former[1].close(kept=self._memory.slots)
 
     # Fetching.
 
-    def _has_fetched(self, met: Meeting, step: int | None) -> bool:
-        """Fetches what is missing of a step; returns whether all workers have their records."""
-        if step is None:
+    def _has_fetched(self, met: Meeting, state: HeldState | None) -> bool:
+        """Fetches what is missing of a state; returns whether all workers have their records."""
+        if state is None:
             if are_records_held(met.holdings):
                 self._say(
                     "there is no step of which every worker's state is in memory: the workers "
                     "begin from their checkpoint, or anew"
                 )
             return False
-        missing = [worker for worker in met.own if step not in self._held.steps(worker)]
+        step, total = state
+        needed, into = met.own, self._held
+        if total != met.total and self._former is not None:
+            needed, into = range(total), self._former[1]
+            into.of(needed, spare=[])
+        missing = [worker for worker in needed if step not in into.steps(worker)]
         for worker in missing:
-            reason = self._fetch(met, worker, step)
+            reason = self._fetch(met, worker, state, into)
             if reason is not None:
                 self._say(
                     f"the state of worker {worker} at step {step} could not be fetched: {reason}; "
@@ -178,18 +232,14 @@ class Partners:
             self._say(f"fetched the state at step {step} of workers {missing} from other machines")
         return True
 
-    def _fetch(self, met: Meeting, worker: int, step: int) -> str | None:
+    def _fetch(self, met: Meeting, worker: int, state: HeldState, into: HeldSlots) -> str | None:
         """Fetches a record from one of the machines that have it; returns why it failed."""
         reason: str | None = "no other machine has it"
         for rank, holding in enumerate(met.holdings):
-            if (
-                rank == met.rank
-                or holding.total != met.total
-                or step not in holding.steps.get(worker, ())
-            ):
+            if rank == met.rank or state.step not in holding.steps_of(state.total).get(worker, ()):
                 continue
             try:
-                reason = self._fetch_from(holding.at, met, worker, step)
+                reason = self._fetch_from(holding.at, worker, state, into)
             except FAILURES as error:
                 reason = str(error)
             if reason is None:
@@ -197,9 +247,10 @@ class Partners:
             reason = f"{holding.at}: {reason}"
         return reason
 
-    def _fetch_from(self, at: str, met: Meeting, worker: int, step: int) -> str | None:
-        with contextlib.closing(connected(at)) as connection, self._held.using(worker) as slots:
-            connection.send({"is": "fetch", "worker": worker, "step": step, "total": met.total})
+    def _fetch_from(self, at: str, worker: int, state: HeldState, into: HeldSlots) -> str | None:
+        step, total = state
+        with contextlib.closing(connected(at)) as connection, into.using(worker) as slots:
+            connection.send({"is": "fetch", "worker": worker, "step": step, "total": total})
             said = connection.receive()
             if said.get("is") == "missing":
                 return "it is not there any more"
@@ -272,15 +323,25 @@ class Partners:
         worker, step, total = (said.get(name) for name in ("worker", "step", "total"))
         if type(worker) is not int or type(step) is not int:
             raise ValueError("Expected the worker and the step of a record.")
-        # The meeting before the one after which a machine asks, if this one is not ready yet.
-        met = self._met
-        with self._held.using(worker) as slots:
-            if slots is None or met is None or met.total != total or step not in slots.steps():
+        held = self._held_of(total)
+        with contextlib.nullcontext() if held is None else held.using(worker) as slots:
+            if slots is None or step not in slots.steps():
                 connection.send({"is": "missing"})
                 return
             reason = connection.send_record(worker, step, slots, lambda: not self._is_closed)
         if reason is not None:
             raise ConnectionError(f"the record of worker {worker} at step {step}: {reason}")
+
+    def _held_of(self, total: Any) -> HeldSlots | None:
+        """Returns the records of a job with so many workers; None if this machine has none.
+
+        The number may be that of the meeting before the one after which a machine asks, if this one
+        is not ready yet.
+        """
+        met, former, held = self._met, self._former, self._held
+        if former is not None and former[0] == total:
+            return former[1]
+        return held if met is not None and met.total == total else None
 
     def _receive_copies(self, connection: RecordConnection, said: Message) -> None:
         """Receives records of the machine before this one, until it closes the connection."""

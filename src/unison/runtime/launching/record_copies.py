@@ -40,13 +40,14 @@ class CopySender:
     is overwritten while it is sent is given up.
 
     Args:
-        held: The records.
         say: Called with sentences about what goes wrong, in its thread.
+        forget_former: Called, in its thread, when the records of a run before are not needed.
     """
 
-    def __init__(self, held: HeldSlots, say: Callable[[str], None]):
-        self._held = held
+    def __init__(self, say: Callable[[str], None], forget_former: Callable[[], None]):
+        self._held = HeldSlots()
         self._say = say
+        self._forget_former = forget_former
         self._lock = threading.Lock()
         self._closing = threading.Event()
         #: The meeting with which the present run of the workers began; None: there is no run.
@@ -55,15 +56,16 @@ class CopySender:
         self._connection: RecordConnection | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, met: Meeting, restored: int | None) -> None:
+    def begin(self, met: Meeting, restored: int | None, held: HeldSlots) -> None:
         """Copies new records from now on.
 
         Args:
             met: The meeting with which this run of the workers begins.
             restored: The step from which they go on; None: they begin anew.
+            held: The records.
         """
         with self._lock:
-            self._met, self._restored = met, restored
+            self._met, self._restored, self._held = met, restored, held
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="unison-copies", daemon=True)
             self._thread.start()
@@ -124,6 +126,8 @@ class CopySender:
             if self._is_in(met) and (self._restored is None or steps[0] > self._restored):
                 # All workers have gone on: nobody fetches what others need of this machine.
                 self._held.keep_only({*own, *met.copied})
+                if len(steps) > 1 and (self._restored is None or steps[-1] > self._restored):
+                    self._forget_former()
         missing = [step for step in steps if (met.run, step) not in copied]
         if len(met.workers) < 2 or not missing:
             return
