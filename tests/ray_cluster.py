@@ -3,9 +3,11 @@
 import contextlib
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,9 @@ with_ray = pytest.mark.skipif(
 )
 
 NODES = ("127.0.0.2", "127.0.0.3")
+
+#: The bytes of a node's object store.
+_MEMORY = 80 << 20
 
 PROGRAM = """
 import json, os, sys, time
@@ -42,21 +47,41 @@ def ray_cluster():
     with socket.socket() as free:
         free.bind((NODES[0], 0))
         for_clients = free.getsockname()[1]
-    memory = 80 << 20
     head = {"node_ip_address": NODES[0], "ray_client_server_port": for_clients}
     # What nobody looks at here, and processes before there is work for them.
     without = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     with mock.patch.dict(os.environ, RAY_prestart_worker_first_driver="0"):
         cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 2, "object_store_memory": memory, **head, **without},
+            head_node_args={"num_cpus": 2, "object_store_memory": _MEMORY, **head, **without},
         )
+    cluster.folders = []
     cluster.for_clients = f"ray://{NODES[0]}:{for_clients}"
     try:
-        cluster.add_node(num_cpus=2, object_store_memory=memory, node_ip_address=NODES[1])
+        cluster.add_node(num_cpus=2, object_store_memory=_MEMORY, node_ip_address=NODES[1])
         yield cluster
     finally:
         cluster.shutdown()
+        for folder in cluster.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def add_node(cluster, address: str):
+    """Adds a node with two CPUs, and returns it.
+
+    It has a folder of its own, as on another machine: to receive a program's folder, a node removes
+    the one that is there, in which workers of other nodes may be starting. And commands join the
+    cluster by a node of the common folder.
+    """
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: the names of sockets are, too
+    cluster.folders.append(folder)
+    given = {"object_store_memory": _MEMORY, "node_ip_address": address, "temp_dir": folder}
+    return cluster.add_node(num_cpus=2, **given)
+
+
+def lose_node(cluster, node) -> None:
+    """Kills a node's processes, as if its machine was lost."""
+    cluster.remove_node(node, allow_graceful=False)
 
 
 def written_program(folder: Path) -> Path:

@@ -29,6 +29,7 @@ _BESIDE = """
 import numpy as np
 
 def batches():
+    print("reads", flush=True)
     while True:
         yield np.ones(3, "f4")
 """

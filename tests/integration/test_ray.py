@@ -16,15 +16,19 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from elastic_training import require_the_same_training, train, train_alone
 from monitoring_reports import all_run, state_when
 from ray_cluster import (
     NODES,
+    add_node,
     command,
     ends_within,
+    lose_node,
     ray_cluster,
     run,
     started,
@@ -225,15 +229,12 @@ def test_the_last_of_many_lines_come_before_the_exit_code():
 
 
 @contextlib.contextmanager
-def elastic_job(address, folder: Path, *options: str):
-    """The command of a job of two workers, and what waits until it says something."""
-    worker = Path(__file__).with_name("elastic_worker.py")
-    command = [sys.executable, "-m", "unison", "run", "--address", address.address]
-    command += ["--min-workers", "1", "--max-workers", "2", *options, str(worker), str(folder)]
+def running(address, folder: Path, *arguments: object):
+    """The command of a job, and what waits until it says something."""
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        command(address.address, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "TMPDIR": str(folder)},  # what a killed one leaves
     )
@@ -241,20 +242,33 @@ def elastic_job(address, folder: Path, *options: str):
     watchdog.start()
     said = []
 
-    def says(words: str) -> None:
-        for line in process.stderr:
+    def says(words: str) -> str:
+        for line in process.stdout:
             said.append(line)
             if words in line:
-                return
+                return line
         raise AssertionError((words, said))
 
     try:
-        says("the job runs: 2 workers")
         yield process, says
     finally:
         watchdog.cancel()
         process.kill()
         process.communicate()
+
+
+@contextlib.contextmanager
+def elastic_job(address, folder: Path, *options: str, workers: int = 2):
+    """The command of a job that two workers begin, and what waits until it says something."""
+    worker = Path(__file__).with_name("elastic_worker.py")
+    options = ("--min-workers", "1", "--max-workers", str(workers), *options)
+    with running(address, folder, *options, worker, folder) as (process, says):
+        says("the job runs: 2 workers")
+        yield process, says
+    require_none_is_left(folder)
+
+
+def require_none_is_left(folder: Path) -> None:
     last = time.monotonic() + 30
     while workers_of(folder) and time.monotonic() < last:
         time.sleep(0.1)
@@ -289,6 +303,134 @@ def workers_of(folder: Path) -> list[int]:
     return found
 
 
+# -- nodes that are lost and added ---------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster():
+    """A cluster of two nodes, which may get others."""
+    with ray_cluster() as cluster:
+        yield cluster
+
+
+def test_an_elastic_job_goes_on_without_a_node_and_uses_one_that_is_added(cluster, tmp_path):
+    options = ("--cpus-per-worker", "2")
+    with elastic_job(cluster, tmp_path, *options, workers=3) as (process, says):
+        added = add_node(cluster, "127.0.0.4")
+        says("worker 2 is started on node 127.0.0.4")
+        says("regrouped: 3 workers")
+        lose_node(cluster, added)
+        says("regrouped: 2 workers (worker 0, worker 1)")
+        says("worker 2 was lost (its node 127.0.0.4 is lost); it is started again (1 of 10)")
+        says("worker 2 waits to be started: no node of the Ray cluster has room for it")
+        add_node(cluster, "127.0.0.5")
+        says("worker 2 is started on node 127.0.0.5")
+        says("regrouped: 3 workers")
+        (tmp_path / "end").touch()
+        says("the job is done")
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def test_a_worker_of_a_lost_node_is_started_on_one_that_has_room(cluster, tmp_path):
+    lost = add_node(cluster, "127.0.0.4")
+    options = ("--min-workers", 2, "--max-workers", 3, "--cpus-per-worker", 1)
+    worker = Path(__file__).with_name("elastic_worker.py")
+    with running(cluster, tmp_path, *options, worker, tmp_path) as (process, says):
+        index = re.search(r"worker (\d) is started", says("is started on node 127.0.0.4"))[1]
+        says("the job runs: 3 workers")
+        lose_node(cluster, lost)
+        says(f"worker {index} was lost (its node 127.0.0.4 is lost)")
+        assert any(node in says(f"worker {index} is started on node") for node in NODES)
+        says("regrouped: 3 workers")
+        (tmp_path / "end").touch()
+        says("the job is done")
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    require_none_is_left(tmp_path)
+
+
+WAITING = """
+import json, os, pathlib, sys, time
+
+told = json.loads(os.environ["TF_CONFIG"])
+print("of", len(told["cluster"]["worker"]), flush=True)
+while not pathlib.Path(sys.argv[1], "end").exists():
+    time.sleep(0.05)
+"""
+
+
+def test_all_workers_start_again_on_the_nodes_that_are_left(cluster, tmp_path):
+    lost = add_node(cluster, "127.0.0.4")
+    program = tmp_path / "program.py"
+    program.write_text(WAITING)
+    with running(cluster, tmp_path, "--restarts", 1, program, tmp_path) as (process, says):
+        for _ in range(3):
+            says("] of 3")
+        lose_node(cluster, lost)
+        says("was lost with its node 127.0.0.4; the other workers were ended")
+        for _ in range(2):
+            says("] of 2")
+        (tmp_path / "end").touch()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert ends_within(program, 30)
+
+
+def test_all_workers_wait_for_a_node_that_replaces_a_lost_one(cluster, tmp_path):
+    lost = add_node(cluster, "127.0.0.4")
+    program = tmp_path / "program.py"
+    program.write_text(WAITING)
+    options = ("--restarts", 1, "-n", 3, "--cpus-per-worker", 2)
+    with running(cluster, tmp_path, *options, program, tmp_path) as (process, says):
+        for _ in range(3):
+            says("] of 3")
+        lose_node(cluster, lost)
+        says("Waiting for nodes, 300 s at most")
+        add_node(cluster, "127.0.0.5")
+        for _ in range(3):
+            says("] of 3")
+        (tmp_path / "end").touch()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert ends_within(program, 30)
+
+
+@pytest.mark.soak
+def test_each_example_is_used_once_while_nodes_are_lost_and_added(cluster, tmp_path):
+    given = ("loop", "epochs=4")
+    folder = tmp_path / "job"
+    options = ("--address", cluster.address, "--cpus-per-worker", 2)
+    formed = []
+
+    def forms(size):
+        """Waits until the next group has been formed, which has this size."""
+        last = time.monotonic() + 60
+        found = []
+        while len(found) <= len(formed) and time.monotonic() < last:
+            time.sleep(0.1)
+            with contextlib.suppress(FileNotFoundError):
+                lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+                events = [json.loads(line) for line in lines if line.endswith("\n")]
+                found = [len(each["workers"]) for each in events if each["event"] == "started"]
+        formed.append(found[len(formed)])
+        assert formed[-1] == size
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(
+            train, 3, [], *given, "full=3", options=options, folder=folder, min_workers=2
+        )
+        forms(2)
+        node = add_node(cluster, "127.0.0.4")
+        forms(3)
+        lose_node(cluster, node)
+        forms(2)
+        add_node(cluster, "127.0.0.5")
+        forms(3)
+        outcome = training.result(150)
+    assert len(require_the_same_training(outcome, train_alone(*given))) == 3
+
+
 # -- parameter servers ---------------------------------------------------------------------------
 
 
@@ -302,6 +444,9 @@ def test_workers_and_servers_run_on_the_nodes(address, program_with_servers):
     finished = run(address.address, *options, program_with_servers)
     assert finished.returncode == 0, finished.stderr
     assert "[chief] total 60.0" in finished.stdout
+    readers = re.findall(r"^\[(.*)\] reads$", finished.stdout, re.MULTILINE)
+    assert set(readers) <= {"worker 0", "worker 1"}
+    assert readers
     assert any(node in finished.stdout for node in NODES)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from unison.errors import UnavailableError
-from unison.runtime.launching import ElasticJob, Guard, ProcessWorker, Program, Restarts
+from unison.runtime.launching import ElasticJob, Guard, ProcessWorker, Program, Restarts, elastic
+from unison.runtime.launching.workers import NoRoomError
 
 
 class Group:
@@ -358,11 +359,57 @@ def test_a_place_where_no_process_can_be_started_is_a_loss(tmp_path):
 
 def test_a_worker_whose_machine_is_lost_is_started_again(tmp_path):
     class Cut(ProcessWorker):
-        is_cut_off = property(lambda self: True, lambda self, given: None)
+        lost_with = property(lambda self: "its node 10.0.0.2", lambda self, given: None)
 
     run = Run(tmp_path, "sys.exit(nth == 1)", start=Cut)
     assert run() == 0
     assert run.starts() == 2
+    assert [event["why"] for event in run.happened("process lost")] == ["its node 10.0.0.2 is lost"]
+
+
+def without_room(tries, but_for):
+    """Returns what starts workers when they have been tried often enough."""
+
+    def start(index, program, on_line):
+        tries.append(index)
+        if tries.count(index) <= but_for[index]:
+            raise NoRoomError(message="no room")
+        return ProcessWorker(index, program, on_line)
+
+    return start
+
+
+def test_a_worker_for_which_there_is_no_room_waits_and_loses_no_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr(elastic, "_SECONDS_BETWEEN_TRIES", 0.01)
+    run = Run(tmp_path, "pass", "pass", at_most=0, start=without_room([], [0, 5]))
+    assert run() == 0
+    assert (run.starts(0), run.starts(1)) == (1, 1)
+    assert run.happened("process waits") == [
+        {"event": "process waits", "worker": 1, "why": "no room"}
+    ]
+    assert run.happened("process lost") == []
+
+
+def test_the_group_does_not_wait_for_a_worker_for_which_there_is_no_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(elastic, "_SECONDS_BETWEEN_TRIES", 0.01)
+    run = Run(tmp_path, "time.sleep(600)", start=without_room([], [1]))
+    lost_before = []
+    run.in_thread(lambda: run.starts() == 1, lambda: lost_before.extend(run.group.lost_ones))
+    run.in_thread(lambda: lost_before, run.job.stop)
+    run()
+    assert lost_before == [0]
+
+
+def test_a_job_ends_while_a_worker_waits_for_room(tmp_path):
+    tries = []
+    run = Run(tmp_path, "pass", start=without_room(tries, [1000]))
+
+    def end():
+        run.group.outcome = 0
+
+    run.in_thread(lambda: tries, end)
+    assert run() == 0
+    assert run.starts() == 0
 
 
 def test_children_of_a_lost_worker_end_before_it_is_started_again(tmp_path):

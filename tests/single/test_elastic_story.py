@@ -10,6 +10,14 @@ from unison.cli.elastic_story import Story
     [
         ({"event": "process started", "worker": 2}, "worker 2 is started"),
         (
+            {"event": "process started", "worker": 2, "where": "10.0.0.2"},
+            "worker 2 is started on node 10.0.0.2",
+        ),
+        (
+            {"event": "process waits", "worker": 2, "why": "no node has room for it"},
+            "worker 2 waits to be started: no node has room for it",
+        ),
+        (
             {
                 "event": "process lost",
                 "worker": 1,

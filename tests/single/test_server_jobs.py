@@ -82,6 +82,16 @@ def test_servers_are_restarted_if_they_keep_their_variables(run, restarts_server
     assert len(events) == losses
 
 
+def test_a_worker_of_a_lost_machine_is_given_up(run):
+    class Cut(ProcessWorker):
+        lost_with = property(lambda self: "its node 10.0.0.2", lambda self, given: None)
+
+    until = f"{STARTED(1)} and not time.sleep(1)"
+    _, (event,) = run(Task("worker", 0), times=1, until=until, start=Cut)
+    assert event["why"] == "its node 10.0.0.2 is lost"
+    assert event["given_up"] == "the program knows its address there only"
+
+
 def test_a_start_that_fails_is_a_loss(run):
     starts = []
 

@@ -62,7 +62,8 @@ class _Places(NamedTuple):
 
     Attributes:
         script: The arguments of Python, without the program's arguments.
-        listen: The address at which each worker listens.
+        listen: The address at which each worker listens; empty for that of the Ray node on which it
+            is started.
         cores: The number of threads of each worker; None: they share this machine's cores.
         start: Starts a worker.
         register_host: The address of this machine at which the workers reach the register.
@@ -149,16 +150,14 @@ class _Supervision:
                 host,
                 str(self._folder.path),
             )
-        script, nodes = on_ray(options, ends, self._workers, self._grace)
-        addresses = [
-            split_address(nodes.cluster.task_address("worker", index))
-            for index in nodes.cluster.task_indices("worker")
-        ]
+        at_least = min(self._min_workers, self._workers)
+        script, nodes = on_ray(options, ends, self._workers, self._grace, at_least)
         if options.listen is None:
-            host = address_towards(*addresses[0]) or host
+            first = split_address(nodes.cluster.task_address("worker", 0))
+            host = address_towards(*first) or host
         # Only a folder that the user has specified can be accessible to the nodes, too.
         folder = None if self._folder.is_temporary else str(self._folder.path)
-        listen = [own for own, _ in addresses]
+        listen = [""] * self._workers
         return _Places(script, listen, nodes.cores, nodes.start, host, folder)
 
     def _register(self, host: str, token: str) -> Register:

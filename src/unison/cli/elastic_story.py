@@ -58,7 +58,11 @@ class Story:
         return None if tell is None else tell(event)
 
     def _process_started(self, event: Mapping[str, Any]) -> str:
-        return f"worker {event['worker']} is started"
+        where = f" on node {event['where']}" if "where" in event else ""
+        return f"worker {event['worker']} is started{where}"
+
+    def _process_waits(self, event: Mapping[str, Any]) -> str:
+        return f"worker {event['worker']} waits to be started: {event['why']}"
 
     def _process_lost(self, event: Mapping[str, Any]) -> str:
         return lost_task(f"worker {event['worker']}", event, self._restarts)

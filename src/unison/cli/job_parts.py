@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 
 from unison.cli import hosts, in_memory, nodes, programs, ray_places, top
 from unison.cli.asked import asked_for
@@ -14,6 +15,7 @@ from unison.monitoring.launcher import Monitored
 from unison.runtime.launching import (
     ProcessWorker,
     Program,
+    RayNodes,
     Start,
     cores_of_workers,
     default_workers,
@@ -40,6 +42,7 @@ class MachinePart:
         self._job = job
         self._monitored: Monitored | None = None
         self._memory: in_memory.Memory | None = None
+        self._undecided: list[str] = []
         self._of_all = workers = options.workers or default_workers()
         self.places = list(range(workers))
         self.has_too_few = False
@@ -64,7 +67,12 @@ class MachinePart:
         options = self._options
         with contextlib.ExitStack() as inside:
             memory = self._memory
-            of_workers, start, first = self._placed(inside)
+            ray = None
+            if options.address is None:
+                of_workers, start, first = self._local()
+            else:
+                of_workers, ray = self._on_ray(inside, ends)
+                start, first = ray.start, 0
             if memory is not None:
                 of_workers, start = memory.programs(of_workers), memory.start
                 inside.enter_context(memory.watched(of_workers))
@@ -77,35 +85,43 @@ class MachinePart:
             run = JobRun(
                 self._monitored.programs(of_workers), start, options, first, is_over=self._is_over
             )
-            return run, run.wait(ends)
+            code = run.wait(ends)
+            self._undecided = [] if ray is None or run.failure is None else ray.undecided()
+            return run, code
 
     def _is_over(self) -> bool:
         """Whether the machines of the job meet again."""
         return self.group is not None and self.group.is_over
 
-    def _placed(self, ends: contextlib.ExitStack) -> tuple[list[Program], Start, int]:
-        """Returns the workers' programs, the function that starts each, and the first one's index.
+    def _on_ray(self, inside: contextlib.ExitStack, ends: float) -> tuple[list[Program], RayNodes]:
+        """Returns the programs of workers on a Ray cluster, and its nodes.
 
-        Args:
-            ends: Ends with the workers.
+        Workers that are started again wait for a node that replaces a lost one.
         """
-        options, first = self._options, 0
-        start: Start = ProcessWorker
-        if options.address is not None:
-            script, ray = ray_places.on_ray(options, ends, options.workers)
-            start = ray.start
-            environments = worker_environments(ray.cluster, options.devices_per_worker, ray.cores)
-            cores: list[list[int] | None] = [None] * len(environments)
-        else:
-            script = programs.script_of(options)
-            environments, first = self._environments()
-            cores = cores_of_workers(environments)
+        options = self._options
+        left = max(0.0, ends - time.monotonic())
+        script, ray = ray_places.on_ray(
+            options,
+            inside,
+            options.workers,
+            patience=0.0 if self._monitored is None else min(ray_places.SECONDS_FOR_NODES, left),
+            on_wait=lambda text: Terminal(options.no_color).say(f"unison run: {text}"),
+            undecided=self._undecided,
+        )
         arguments = ["-u", *script, *options.arguments]
+        environments = worker_environments(ray.cluster, options.devices_per_worker, ray.cores)
+        return [Program(arguments, own) for own in environments], ray
+
+    def _local(self) -> tuple[list[Program], Start, int]:
+        """Returns the programs of workers here, what starts each, and the index of the first."""
+        environments, first = self._environments()
+        cores = cores_of_workers(environments)
+        arguments = ["-u", *programs.script_of(self._options), *self._options.arguments]
         of_workers = [
             Program(arguments, own, cores=near)
             for own, near in zip(environments, cores, strict=True)
         ]
-        return of_workers, start, first
+        return of_workers, ProcessWorker, first
 
     def _environments(self) -> tuple[list[dict[str, str]], int]:
         """Returns the additional environment variables of each worker of this machine, and the

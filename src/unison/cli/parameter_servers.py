@@ -141,7 +141,7 @@ def _placed(
             # The chief runs locally: it connects to the others, and none has to connect to it.
             if index == 0:
                 return ProcessWorker(index, program, on_line)
-            return nodes.start(index - 1, program, on_line)
+            return nodes.start(index - 1, program, lambda _, line: on_line(index, line))
 
     addresses = [there.task_address("worker", index) for index in range(tasks)]
     servers = _servers_at(options) or addresses[workers:]

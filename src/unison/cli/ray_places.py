@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Callable, Collection
 
 from unison.cli.errors import CommandError
 from unison.cli.programs import script_of
 from unison.runtime.launching import RayNodes, Room
+
+#: Seconds for which workers that are started again wait for nodes to be added to the cluster.
+SECONDS_FOR_NODES = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +54,10 @@ def on_ray(
     places: contextlib.ExitStack,
     workers: int | None,
     grace: float | None = None,
+    at_least: int | None = None,
+    patience: float = 0.0,
+    on_wait: Callable[[str], None] = lambda text: None,
+    undecided: Collection[str] = (),
 ) -> tuple[list[str], RayNodes]:
     """Allocates resources on a Ray cluster, and sends the program's folder there.
 
@@ -58,6 +66,10 @@ def on_ray(
         places: The stack that releases the resources.
         workers: The number of workers. None: one per node.
         grace: See `RayNodes`.
+        at_least: See `RayNodes`.
+        patience: See `RayNodes`.
+        on_wait: See `RayNodes`.
+        undecided: See `RayNodes`.
 
     Returns:
         The arguments of Python on the nodes, and the nodes.
@@ -68,4 +80,14 @@ def on_ray(
         folder, name = os.path.split(os.path.abspath(options.script))
         script = [name]
     room = Room(workers, options.cpus_per_worker, options.gpus_per_worker)
-    return script, places.enter_context(RayNodes(options.address, room, folder, grace))
+    nodes = RayNodes(
+        options.address,
+        room,
+        folder,
+        grace,
+        at_least=at_least,
+        patience=patience,
+        on_wait=on_wait,
+        undecided=undecided,
+    )
+    return script, places.enter_context(nodes)

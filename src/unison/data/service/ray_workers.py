@@ -86,7 +86,7 @@ class RayWorkers:
             _check_reachable(config.dispatcher_address, self._cluster.addresses)
             self._actors = self._cluster.placed(
                 InputActor,
-                room.on(self._cluster.nodes),
+                self._cluster.reserved(room, ending),
                 ending,
                 args=(config, {**forwarded_variables(), **_OF_WORKERS, KEY_VARIABLE: key().hex()}),
                 restarts=_ALWAYS,

@@ -18,6 +18,7 @@ from unison.runtime.launching.jobs import Failure
 from unison.runtime.launching.restarts import Restarts
 from unison.runtime.launching.workers import (
     POLL_INTERVAL,
+    NoRoomError,
     OnEvent,
     OnLine,
     Program,
@@ -27,6 +28,9 @@ from unison.runtime.launching.workers import (
 
 #: The exit code of a job that has timed out.
 TIMEOUT_EXIT_CODE = 124
+
+#: Seconds after which a worker for which there was no room is tried again.
+_SECONDS_BETWEEN_TRIES = 1.0
 
 
 class Group(Protocol):
@@ -79,6 +83,7 @@ class _Place:
     program: Program
     worker: Worker | None = None
     starts_at: float | None = 0.0  # None: it is running, or is not restarted
+    waits_for: str = ""  # what was missing when it was tried to start it
     started_at: float = 0.0
     has_joined: bool = False
     is_known_lost: bool = False
@@ -99,6 +104,8 @@ class ElasticJob:
     - It fails: its program raises, or exits with its own error code. It would fail again, so this
       ends the job.
     - It is done: it exits with 0, or because the register has ended its part.
+
+    A worker for which there is no room waits until there is, and the others continue meanwhile.
 
     Args:
         programs: The workers' programs.
@@ -253,10 +260,22 @@ class ElasticJob:
         place.started_at = time.monotonic()
         try:
             place.worker = self._start(place.index, place.program, self._on_line)
+        except NoRoomError as error:
+            self._wait_for_room(place, str(error))
         except (OSError, UnavailableError) as error:  # out of processes, or the node is lost
             self._start_again(place, Failure(place.index, 1, [str(error)]), str(error), lived=0.0)
         else:
-            self._on_event({"event": "process started", "worker": place.index})
+            place.waits_for = ""
+            where = {"where": place.worker.where} if place.worker.where else {}
+            self._on_event({"event": "process started", "worker": place.index, **where})
+
+    def _wait_for_room(self, place: _Place, why: str) -> None:
+        """Tries again later, which is no restart; the group does not wait for the worker."""
+        place.starts_at = time.monotonic() + _SECONDS_BETWEEN_TRIES
+        if place.waits_for != why:
+            place.waits_for = why
+            self._group.lost(place.index)
+            self._on_event({"event": "process waits", "worker": place.index, "why": why})
 
     def _bury(self, place: _Place, worker: Worker, exit_code: int) -> None:
         """Handles the end of a worker."""
@@ -272,10 +291,10 @@ class ElasticJob:
             is_job_over=self._outcome is not None,
             is_called_off=place.is_called_off or self._is_winding_up,
             has_joined=place.has_joined,
-            has_lost_another=has_lost_another or worker.is_cut_off,
+            has_lost_another=has_lost_another or bool(worker.lost_with),
             is_error_a_loss=self._is_error_a_loss,
         )
-        failure = Failure(place.index, exit_code, worker.last_lines())
+        failure = Failure(place.index, exit_code, worker.last_lines(), lost_with=worker.lost_with)
         if end is End.FINAL:
             self._on_event({"event": "process ended", "worker": place.index, "code": exit_code})
         elif end is End.LOSS:

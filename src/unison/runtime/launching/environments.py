@@ -196,6 +196,23 @@ def elastic_environments(
     return [{**shared, ELASTIC: own(index)} for index in range(len(listen))]
 
 
+def listening_at(environment: Mapping[str, str], address: str) -> dict[str, str]:
+    """Returns the environment of an elastic worker, changed to one that listens at an address.
+
+    That of another worker is returned as it is.
+
+    Examples:
+        >>> told = ElasticEnvironment("127.0.0.1:4000", "secret", "", None, "", 10.0, 60.0, None)
+        >>> (own,) = elastic_environments(told, [""])
+        >>> json.loads(listening_at(own, "10.0.0.2")["UNISON_ELASTIC"])["listen"]
+        '10.0.0.2'
+    """
+    if ELASTIC not in environment:
+        return dict(environment)
+    said = {**json.loads(environment[ELASTIC]), "listen": address}
+    return {**environment, ELASTIC: json.dumps(said)}
+
+
 def _computing(workers: int, devices_per_worker: int | None, cores: int | None) -> dict[str, str]:
     """Returns the variables for the threads and devices of each of `workers` workers."""
     if cores is None:

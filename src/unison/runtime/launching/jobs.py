@@ -36,6 +36,7 @@ class Failure:
         has_lost_another: Whether it failed because another worker, which is not among these, or
             its own machine is lost.
         ended_at: When it ended, by this process's monotonic clock.
+        lost_with: What it was lost with, its machine; empty if that is not lost.
     """
 
     worker: int
@@ -43,15 +44,20 @@ class Failure:
     last_lines: Sequence[str]
     has_lost_another: bool = False
     ended_at: float = 0.0
+    lost_with: str = ""
 
     @property
     def how(self) -> str:
-        """The name of the signal that terminated it, or its exit code.
+        """The loss of its machine, the name of the signal that terminated it, or its exit code.
 
         Examples:
             >>> Failure(0, 137, []).how, Failure(0, 3, []).how
             ('SIGKILL', 'exit code 3')
+            >>> Failure(0, 1, [], lost_with="its node 10.0.0.2").how
+            'its node 10.0.0.2 is lost'
         """
+        if self.lost_with:
+            return f"{self.lost_with} is lost"
         if self.exit_code > 128:
             with contextlib.suppress(ValueError):
                 return signal.Signals(self.exit_code - 128).name
@@ -76,7 +82,9 @@ class Failure:
 
     @property
     def ending(self) -> str:
-        """The signal or the exit code with which it ended, as text."""
+        """The signal, exit code or loss with which it ended, as text."""
+        if self.lost_with:
+            return f"was lost with {self.lost_with}"
         ended = "was ended by" if self.how.startswith("SIG") else "failed with"
         return f"{ended} {self.how}"
 
@@ -180,8 +188,9 @@ class Job:
                 failed.index,
                 failed.exit_code or 0,
                 failed.last_lines(),
-                failed.has_lost_another() or failed.is_cut_off,
+                failed.has_lost_another() or bool(failed.lost_with),
                 failed.ended_at,
+                failed.lost_with,
             )
         return self.failure
 

@@ -9,8 +9,9 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from unison.errors import UnavailableError
 
@@ -22,6 +23,13 @@ _SECONDS_TO_CONNECT = 5.0
 _SECONDS_TO_JOIN = 30.0
 _SECONDS_FOR_ROOM = 60.0
 _SECONDS_TO_START = 180.0
+
+#: Seconds between two looks for room, and for workers beyond those with which a job begins.
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_FOR_THE_REST = 2.0
+
+#: Seconds for Ray to find out whether a node that is not reached is lost.
+SECONDS_TO_FIND_OUT = 90.0
 
 #: The prefixes of environment variables that are passed to the nodes: library configuration.
 _FORWARDED = ("JAX_", "KERAS_", "NCCL_", "UNISON_", "XLA_")
@@ -56,6 +64,8 @@ class Room:
             >>> Room(workers=4).on([{"CPU": 4.0, "GPU": 2.0}, {"CPU": 6.0, "GPU": 2.0}])
             Room(workers=4, cpus=2, gpus=1)
         """
+        if not nodes:
+            return Room(self.workers or 1, self.cpus or 1, self.gpus or 0)
         workers = len(nodes) if self.workers is None else self.workers
         of_a_node = -(-workers // len(nodes))
 
@@ -64,6 +74,11 @@ class Room:
 
         cpus = max(1, share("CPU")) if self.cpus is None else self.cpus
         return Room(workers, cpus, share("GPU") if self.gpus is None else self.gpus)
+
+    @property
+    def each(self) -> dict[str, int]:
+        """The resources of each worker by Ray's names, which `on` has completed."""
+        return {"CPU": self.cpus or 1, **({"GPU": self.gpus} if self.gpus else {})}
 
     def fits_on(self, nodes: list[dict[str, float]]) -> bool:
         """Returns whether the nodes have these resources, if all are free.
@@ -80,6 +95,61 @@ class Room:
             for node in nodes
         )
         return sum(places) >= (self.workers or 1)
+
+
+class Reserved(NamedTuple):
+    """Resources that the workers of a job have together.
+
+    Attributes:
+        room: The resources.
+        group: Ray's placement group of them.
+    """
+
+    room: Room
+    group: Any
+
+
+class Place:
+    """Resources of one worker, on any node: when that is lost, on another one that has room.
+
+    Args:
+        cluster: The cluster.
+        each: The resources.
+        ending: Gets what releases the resources, and ends the actor on them.
+    """
+
+    def __init__(self, cluster: RayCluster, each: dict[str, int], ending: contextlib.ExitStack):
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        self._cluster = cluster
+        self._each = each
+        self._group = placement_group([each], strategy="SPREAD")
+        #: The actor that was started there last, if any.
+        self.actor: Any = None
+        ending.callback(remove_placement_group, self._group)
+        ending.callback(self.end)
+
+    @property
+    def node(self) -> str | None:
+        """The address of the node that has the resources; None while none has."""
+        from ray.util.placement_group import placement_group_table
+
+        table = placement_group_table(self._group)
+        if table.get("state") != "CREATED":  # a lost node's are pending, for another one
+            return None
+        (node,) = table["bundles_to_node_id"].values()
+        return self._cluster.alive().get(node)
+
+    def start(self, actor: type) -> Any:
+        """Starts an actor of a class there, in place of the last one, and returns it."""
+        self.end()
+        self.actor = self._cluster.actor(actor, self._each, self._group, 0)
+        return self.actor
+
+    def end(self) -> None:
+        """Ends the actor, if it has not ended."""
+        if self.actor is not None:
+            self._cluster.kill(self.actor)
 
 
 class RayCluster:
@@ -99,74 +169,179 @@ class RayCluster:
     def __init__(self, address: str, folder: str | None, leaving: contextlib.ExitStack):
         self._address = address
         self._ray = _connected(address, folder, leaving)
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
-        alive = [node for node in alive if node["Resources"].get("CPU", 0) >= 1]
-        if not alive:
-            raise UnavailableError(message=f"The Ray cluster {address} has no node with a CPU.")
         #: The id of this process's job there.
         self.job = str(self._ray.get_runtime_context().get_job_id())
-        #: The CPUs and GPUs of each node.
+        #: The CPUs and GPUs of each node, and the addresses of the nodes.
+        self.nodes: list[dict[str, float]] = []
+        self.addresses: list[str] = []
+        self.look()
+        if not self.nodes:
+            raise UnavailableError(message=f"The Ray cluster {address} has no node with a CPU.")
+
+    def look(self) -> None:
+        """Updates `nodes` and `addresses`: nodes are lost and added."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        alive = [node for node in alive if node["Resources"].get("CPU", 0) >= 1]
         self.nodes = [
             {name: count for name, count in node["Resources"].items() if name in ("CPU", "GPU")}
             for node in alive
         ]
-        #: The addresses of the nodes.
         self.addresses = [str(node["NodeManagerAddress"]) for node in alive]
 
-    def placed(
+    def alive(self) -> dict[str, str]:
+        """Returns the addresses of the nodes that are not lost, by id."""
+        nodes = self._ray.nodes()
+        return {node["NodeID"]: str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
+
+    def reserved(
         self,
-        actor: type,
         room: Room,
         ending: contextlib.ExitStack,
-        args: Sequence[Any] = (),
-        restarts: int = 0,
-    ) -> list[Any]:
-        """Returns one actor per worker, spread over the nodes.
+        patience: float = 0.0,
+        on_wait: Callable[[str], None] = lambda text: None,
+        undecided: Collection[str] = (),
+    ) -> Reserved:
+        """Reserves resources for all workers of a job, spread over the nodes.
 
         Args:
-            actor: Their class.
-            room: The resources, which `Room.on` has completed.
-            ending: Gets what ends the actors.
-            args: The arguments of the class.
-            restarts: How often Ray starts one that is lost again; -1: always.
+            room: The resources.
+            ending: Gets what releases them.
+            patience: Seconds to wait for nodes to be added if those that there are do not suffice.
+            on_wait: Called with a message if it has to wait for them.
+            undecided: The ids of nodes that are not reached: Ray first has to find out whether they
+                are lost. It would try for a minute to reserve resources there, and none elsewhere.
 
         Raises:
             UnavailableError: The cluster lacks resources.
         """
-        from ray.util.placement_group import placement_group, remove_placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        from ray.util.placement_group import (
+            placement_group,
+            placement_group_table,
+            remove_placement_group,
+        )
 
-        each = {"CPU": room.cpus, **({"GPU": room.gpus} if room.gpus else {})}
-        no_room = (
-            f"Expected room for {room.workers} workers with {each} each. The cluster has: "
+        found_out = time.monotonic() + SECONDS_TO_FIND_OUT
+        while set(undecided) & set(self.alive()) and time.monotonic() < found_out:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        last = time.monotonic() + max(patience, _SECONDS_FOR_ROOM)
+        has_told = False
+        while True:
+            self.look()
+            complete, before = room.on(self.nodes), self.nodes
+            fits = complete.fits_on(before)
+            if not (fits or (patience and time.monotonic() < last)):
+                waited = f" No node was added within {patience:g} s." if patience else ""
+                raise UnavailableError(message=self._no_room(complete) + waited)
+            if not fits:
+                if not has_told:
+                    on_wait(f"{self._no_room(complete)} Waiting for nodes, {patience:g} s at most.")
+                    has_told = True
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                continue
+            group = placement_group([complete.each] * (complete.workers or 0), strategy="SPREAD")
+            with contextlib.ExitStack() as undoing:
+                undoing.callback(remove_placement_group, group)
+                while self.nodes == before and time.monotonic() < last:
+                    if placement_group_table(group).get("state") == "CREATED":
+                        ending.push(undoing.pop_all())
+                        return Reserved(complete, group)
+                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+                    self.look()
+            if time.monotonic() >= last:
+                free = self._ray.available_resources()
+                waited = f"{max(patience, _SECONDS_FOR_ROOM):g} s"
+                raise UnavailableError(
+                    message=f"{self._no_room(complete)} Others left after {waited} only: {free}"
+                )
+
+    def placed(
+        self,
+        actor: type,
+        reserved: Reserved,
+        ending: contextlib.ExitStack,
+        args: Sequence[Any] = (),
+        restarts: int = 0,
+    ) -> list[Any]:
+        """Returns one actor per worker, on the resources that are reserved for it.
+
+        Args:
+            actor: Their class.
+            reserved: The resources.
+            ending: Gets what ends the actors.
+            args: The arguments of the class.
+            restarts: How often Ray starts one that is lost again; -1: always.
+        """
+        actors = []
+        for index in range(reserved.room.workers or 0):
+            each = reserved.room.each
+            placed = self.actor(actor, each, reserved.group, index, args, restarts)
+            ending.callback(self.kill, placed)
+            actors.append(placed)
+        return actors
+
+    def places(self, room: Room, at_least: int, ending: contextlib.ExitStack) -> list[Place]:
+        """Returns a place for each worker, some of them without resources for now.
+
+        Args:
+            room: The resources, which `Room.on` has completed.
+            at_least: The number of workers for which there are resources when this returns.
+            ending: Gets what releases the resources.
+
+        Raises:
+            UnavailableError: The cluster lacks resources for that many.
+        """
+        needed = dataclasses.replace(room, workers=at_least)
+        if not needed.fits_on(self.nodes):
+            raise UnavailableError(message=self._no_room(needed))
+        places = [Place(self, room.each, ending) for _ in range(room.workers or 0)]
+        began = time.monotonic()
+        while (found := sum(place.node is not None for place in places)) < len(places):
+            seconds = time.monotonic() - began
+            if found >= at_least and seconds >= _SECONDS_FOR_THE_REST:
+                break
+            if seconds >= _SECONDS_FOR_ROOM:
+                free = self._ray.available_resources()
+                raise UnavailableError(
+                    message=f"{self._no_room(needed)} Others left after {_SECONDS_FOR_ROOM:g} s "
+                    f"only: {free}"
+                )
+            time.sleep(0.1)
+        return places
+
+    def _no_room(self, room: Room) -> str:
+        return (
+            f"Expected room for {room.workers} workers with {room.each} each. The cluster has: "
             f"{self.nodes}. Ask for fewer workers, or for less for each (--cpus-per-worker and "
             "--gpus-per-worker; cpus and gpus in Python)."
         )
-        if not room.fits_on(self.nodes):
-            raise UnavailableError(message=no_room)
-        group = placement_group([each] * (room.workers or 0), strategy="SPREAD")
-        ending.callback(remove_placement_group, group)
-        if not group.wait(_SECONDS_FOR_ROOM):
-            free = self._ray.available_resources()
-            raise UnavailableError(
-                message=f"{no_room} Others left after {_SECONDS_FOR_ROOM:g} s only: {free}"
-            )
+
+    def actor(
+        self,
+        actor: type,
+        each: dict[str, int],
+        group: Any,
+        index: int,
+        args: Sequence[Any] = (),
+        restarts: int = 0,
+    ) -> Any:
+        """Returns an actor on one of the resources of a placement group; see `placed`."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
         remote = self._ray.remote(actor)
-        actors = []
-        for index in range(room.workers or 0):
-            placed = remote.options(
-                num_cpus=room.cpus,
-                num_gpus=room.gpus,
-                max_concurrency=4,
-                max_restarts=restarts,
-                max_task_retries=restarts,  # calls wait for one that is started again
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=index
-                ),
-            ).remote(*args)
-            ending.callback(self._ray.kill, placed)
-            actors.append(placed)
-        return actors
+        return remote.options(
+            num_cpus=each["CPU"],
+            num_gpus=each.get("GPU", 0),
+            max_concurrency=4,
+            max_restarts=restarts,
+            max_task_retries=restarts,  # calls wait for one that is started again
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=index
+            ),
+        ).remote(*args)
+
+    def kill(self, actor: Any) -> None:
+        """Ends an actor, if it has not ended."""
+        self._ray.kill(actor)
 
     def answers(self, actors: Sequence[Any], method: str) -> list[Any]:
         """Returns what a method of each actor returns, once they have started.

@@ -92,7 +92,8 @@ def task_environment(
 class ParameterServerJob(Job):
     """A job that runs as long as its first program, the chief.
 
-    Lost workers are restarted, and so are servers, if they write checkpoints.
+    Lost workers are restarted, and so are servers, if they write checkpoints. Those of a lost
+    machine are not: the others have their addresses there.
 
     Args:
         programs: The tasks' programs.
@@ -174,7 +175,12 @@ class ParameterServerJob(Job):
         is_kept_down = self._tasks[place].job == "ps" and not self._restarts_servers
         if worker.exit_code == 0 or is_kept_down:
             return None
-        how = Failure(place, worker.exit_code or 0, ()).how
+        how = Failure(place, worker.exit_code or 0, (), lost_with=worker.lost_with).how
+        if worker.lost_with:
+            why_not = "the program knows its address there only"
+            lost = {"event": "process lost", "worker": place, "why": how, "given_up": why_not}
+            self._on_event(lost)
+            return None
         return self._after_loss(place, how, worker.ended_at - self._started_at[place])
 
     def _after_loss(self, place: int, how: str, lived: float) -> float | None:

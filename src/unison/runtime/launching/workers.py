@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unison.errors import UnavailableError
 from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching.guards import Guard, ending_with_this_process
 from unison.runtime.launching.output import printed_lines
@@ -103,14 +104,16 @@ class Worker(abc.ABC):
         ended_at: When it ended, by this process's monotonic clock; 0 while it is running.
         exit_code: The exit code as in a shell: the program's, or 128 plus the signal's number. None
             while it is running.
-        is_cut_off: Whether it is lost because its machine is lost.
+        lost_with: What it is lost with, its machine; empty if that is not lost.
+        where: The address of its machine; empty for this one.
     """
 
     def __init__(self, index: int, on_line: OnLine):
         self.index = index
         self.ended_at = 0.0
         self.exit_code: int | None = None
-        self.is_cut_off = False
+        self.lost_with = ""
+        self.where = ""
         self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
         #: The callbacks that have raised.
@@ -167,6 +170,10 @@ class Worker(abc.ABC):
         while starts and any(line.endswith(BETWEEN_ERRORS) for line in lines[starts[-1] : start]):
             start = starts.pop()
         return lines[start:]
+
+
+class NoRoomError(UnavailableError):
+    """No machine has room for a worker now; it can be started when one has."""
 
 
 #: Starts a worker, given its index, its program, and the callback for its lines.
