@@ -62,7 +62,7 @@ def state_of(fill, position):
 
 def record(slots, step):
     state, *_ = state_of(float(step), {"epoch": step, "order": np.arange(step)})
-    about = {"workers": 1, "worker": 0, "loop": 0, "position": [step], "process": "{}"}
+    about = {"workers": 1, "worker": 0, "first": 0, "loop": 0, "position": [step], "process": "{}"}
     RecordWriter(state, slots, is_first=True).finish(step, about | {"step": step})
 
 

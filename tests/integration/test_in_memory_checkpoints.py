@@ -183,6 +183,24 @@ def test_a_whole_machine_is_lost_and_its_state_comes_from_another(tmp_path, lost
     assert "fetched the state at step" in machines[lost].text(), output
 
 
+@pytest.mark.parametrize("worker", [0, soaked(1)])
+def test_a_lost_worker_of_fit_lets_all_machines_start_again(tmp_path, worker):
+    given = ("fit", "plain=1", "slow=0.02", f"kills=30:{worker}")
+    rendezvous = free_addresses(1)[0]
+    with contextlib.ExitStack() as ending:
+        machines = []
+        for place in (1, 2):
+            machine = Machine(f"127.0.0.{place}", "1:2", rendezvous, tmp_path, given)
+            ending.callback(machine.lose)
+            machines.append(machine)
+        output = end_well(machines)
+    found, expected = report(output), undisturbed(TWO_WORKERS, given[:2])
+    np.testing.assert_allclose(found["norms"], expected["norms"], rtol=1e-5)
+    assert found["steps"] == expected["steps"]
+    assert output.count("all workers are started again") == 2
+    assert len(resumed_steps(output)) == 1
+
+
 @pytest.mark.parametrize("kind", ["loop", soaked("fit")])
 @pytest.mark.parametrize("lost", [soaked(1), 3], ids=["that of the rendezvous", "another"])
 def test_a_job_goes_on_without_a_lost_machine_and_with_another_one(tmp_path, kind, lost):

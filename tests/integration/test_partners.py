@@ -215,6 +215,41 @@ def test_a_state_of_as_many_workers_as_before_is_theirs_again(changing):
     assert again.read(5) == b"state of step 5"
 
 
+def test_records_of_a_machine_that_missed_a_meeting_do_not_count(changing):
+    first, second, late = changing(1), changing(1), changing(1)
+    meet(first, second, late)
+    for each in (first, second, late):
+        each.write(5)
+    wait_until(lambda: first.held().get(2) == [5])
+    late.write(7, data=b"of another past")
+    assert meet(first, second) == [5, 5]
+    again = changing(1)
+    assert meet(first, second, again) == [5, 5, 5]
+    for each in (first, second, again):
+        each.write(7)
+    wait_until(lambda: first.held().get(2) == [7, 5])
+    again.close()
+    assert meet(first, second, late) == [7, 7, 7]
+    assert late.read(7) == b"state of step 7"
+
+
+def test_what_other_workers_of_a_host_have_in_common_is_fetched_from_it(changing):
+    first, second = changing(2), changing(1)
+    meet(first, second)
+    for place in range(2):
+        data = f"at {place}".encode()
+        first.memory.slots[place].begin(len(data))[:] = data
+        first.memory.slots[place].commit(5, {"about": {"first": 0}})
+    second.write(5)
+    wait_until(lambda: second.held().get(0) == [5])
+    first.workers, third = 1, changing(1)
+    assert meet(first, third, second) == [5, 5, 5]  # as many workers, on other machines
+    (common,) = third.memory.former
+    with common.records() as records:
+        assert bytes(records[0].data) == b"at 0"
+    assert first.memory.former == []
+
+
 def test_without_regrouping_records_of_another_number_of_workers_are_discarded(machine):
     first, second = machine(1), machine(1)
     meet(first, second)

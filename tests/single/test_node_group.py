@@ -36,11 +36,15 @@ class Machine:
         self.group = NodeGroup(counts, (host, int(port)), LAST_CALL, lambda: self.newest)
 
     def meet(self, timeout=PATIENCE):
-        """Begins to meet the others."""
+        """Begins to meet the others, and to watch them then."""
         about, counts = {"program": self._program}, NodeCounts(2, 3)
-        return self._threads.submit(
-            meet_nodes, counts, self._address, 1, about, timeout, group=self.group
-        )
+
+        def met():
+            node = meet_nodes(counts, self._address, 1, about, timeout, group=self.group)
+            self.group.watch()
+            return node
+
+        return self._threads.submit(met)
 
     def is_lost(self):
         """Loses the machine: its connections end without a word."""
@@ -161,6 +165,50 @@ def test_a_machine_that_leaves_disturbs_nobody(machines):
     time.sleep(0.3)
     assert not first.group.is_over
     assert not second.group.is_over
+
+
+def test_nobody_comes_to_a_job_of_which_a_machine_is_done(machines):
+    first, second, third, fourth = machines(4)
+    met(first, second, third)
+    third.group.leave(has_failed=False)
+    wait_until(lambda: len(first.group._gathering._members) == 1)
+    late = fourth.meet(timeout=2.0)
+    time.sleep(0.3)
+    first.newest = 7
+    time.sleep(0.3)
+    assert not first.group.is_over
+    first.group.leave(has_failed=False)
+    with pytest.raises(UnavailableError, match="The job has ended"):
+        late.result(PATIENCE)
+
+
+def test_a_state_that_is_not_there_any_more_is_not_a_newer_one(machines):
+    first, second, third = machines(3)
+    met(first, second)
+    first.newest = 5
+    coming = third.meet()
+    time.sleep(0.3)
+    first.newest = None
+    time.sleep(0.3)
+    assert not first.group.is_over
+    first.newest = 6
+    wait_until(lambda: first.group.is_over)
+    meeting = [first.meet(), second.meet(), coming]
+    assert {each.result(PATIENCE).machines for each in meeting} == {3}
+
+
+def test_an_error_while_it_watches_lets_all_meet_again(machines):
+    first, second, third = machines(3)
+    met(first, second)
+
+    def fails():
+        raise OSError("no such descriptor")
+
+    first.group._newest = fails
+    coming = third.meet()
+    wait_until(lambda: first.group.is_over)
+    meeting = [first.meet(), second.meet(), coming]
+    assert {each.result(PATIENCE).machines for each in meeting} == {3}
 
 
 def test_the_end_at_the_rendezvous_is_the_end_of_the_job(machines):

@@ -122,7 +122,7 @@ def check(options: argparse.Namespace) -> None:
         is_of_servers = options.ps is not None or options.ps_at is not None
         if is_of_servers:
             _refuse(options, "is for other jobs: leave it out with --ps", "restarts_on_error")
-        elif options.restarts_on_error and not options.restarts:
+        elif options.restarts_on_error and not (options.restarts or options.regroups_by_restart):
             raise CommandError("--restarts-on-error needs --restarts R, how often at most.")
         _check_numbers(options)
         return

@@ -68,7 +68,7 @@ def check(options: argparse.Namespace, others: dict[str, bool]) -> None:
         CommandError: The message states what is wrong, and the remedy.
     """
     if not is_asked(options):
-        if options.checkpoint_overhead is not None:
+        if options.checkpoint_overhead is not None and not options.regroups_by_restart:
             raise CommandError(
                 "--checkpoint-overhead is for --in-memory-checkpoints. Give it, or leave both out."
             )

@@ -69,7 +69,7 @@ class MachinePart:
             memory = self._memory
             ray = None
             if options.address is None:
-                of_workers, start, first = self._local()
+                of_workers, start, first = self._local(ends)
             else:
                 of_workers, ray = self._on_ray(inside, ends)
                 start, first = ray.start, 0
@@ -112,9 +112,9 @@ class MachinePart:
         environments = worker_environments(ray.cluster, options.devices_per_worker, ray.cores)
         return [Program(arguments, own) for own in environments], ray
 
-    def _local(self) -> tuple[list[Program], Start, int]:
+    def _local(self, ends: float) -> tuple[list[Program], Start, int]:
         """Returns the programs of workers here, what starts each, and the index of the first."""
-        environments, first = self._environments()
+        environments, first = self._environments(ends)
         cores = cores_of_workers(environments)
         arguments = ["-u", *programs.script_of(self._options), *self._options.arguments]
         of_workers = [
@@ -123,7 +123,7 @@ class MachinePart:
         ]
         return of_workers, ProcessWorker, first
 
-    def _environments(self) -> tuple[list[dict[str, str]], int]:
+    def _environments(self, ends: float) -> tuple[list[dict[str, str]], int]:
         """Returns the additional environment variables of each worker of this machine, and the
         index of the first one in the job.
         """
@@ -131,7 +131,10 @@ class MachinePart:
         first, machines, at_start = 0, 1, self._of_all
         if nodes.is_asked(options):
             partners = None if memory is None else memory.partners
-            node = nodes.met(options, len(self.places), partners, self.group)
+            left = max(0.0, ends - time.monotonic())
+            node = nodes.met(options, len(self.places), left, partners, self.group)
+            if self.group is not None:
+                self.group.watch()
             found = nodes.environments(options, node, self.places, self._of_all)
             first, machines = node.first_worker, node.machines
             at_start = node.at_start or self._of_all

@@ -124,6 +124,7 @@ def group_of(options: argparse.Namespace, newest: Callable[[], int | None]) -> N
 def met(
     options: argparse.Namespace,
     workers: int,
+    left: float,
     partners: Partners | None = None,
     group: NodeGroup | None = None,
 ) -> Node:
@@ -132,6 +133,7 @@ def met(
     Args:
         options: The command's options.
         workers: The number of workers of this machine.
+        left: Seconds that the job has left.
         partners: The records that this machine holds in memory. The slots of its own workers may be
             others afterwards.
         group: This machine's part in a job whose machines may change.
@@ -139,7 +141,7 @@ def met(
     Raises:
         CommandError: The machines cannot form a job.
     """
-    timeout = options.rendezvous_timeout or _TIMEOUT
+    timeout = min(options.rendezvous_timeout or _TIMEOUT, left)
     try:
         about = about_program(options.script, options.module)
         return meet_nodes(

@@ -99,9 +99,9 @@ def _run(options: argparse.Namespace) -> int:
     options.regroups_by_restart = (
         elastic_options.regroups_by_restart(options) if is_elastic else nodes.may_change(options)
     )
-    options.in_memory_checkpoints |= options.regroups_by_restart
     _check(options)
     if options.regroups_by_restart:
+        options.in_memory_checkpoints = True
         options.restarts = elastic_options.restarts(options)
         options.workers = elastic_options.sizes(options)[2] if is_elastic else options.workers
     if options.env is not None:
@@ -228,11 +228,13 @@ def _again_in(
 ) -> float | None:
     """Returns the seconds until all workers are started again; None if they are not."""
     failure, may_regroup = run.failure, options.regroups_by_restart
-    if part.group is not None and (run.was_over or (failure and failure.has_lost_another)):
-        if part.group.has_ended:
-            return None
-        run.complain("the machines of the job have changed: all workers are started again")
+    if part.group is not None and part.group.has_ended:
+        return None
+    if run.was_over:
+        run.complain("the machines of the job meet again: all workers are started again")
         return 0.0
+    if part.group is not None and part.group.has_changed:
+        restarts.used = max(restarts.used - 1, 0)  # a machine was lost, or has come
     if failure is None or not (restarts.at_most or may_regroup):
         return None
     if not (run.has_lost or options.restarts_on_error):
@@ -243,7 +245,7 @@ def _again_in(
         event = restarts.lost(place, failure.how, run.lived, part.has_kept)
     else:
         event = restarts.all_ended(run.lived)
-    if "given_up" in event and may_regroup:
+    if "given_up" in event and may_regroup and not failure.has_lost_another:
         return _without(failure.worker, event["given_up"], run, options, part)
     if "given_up" in event:
         run.complain(f"it is not started again: {event['given_up']}")
@@ -273,7 +275,8 @@ def _without(
     needed = 1 if part.group is not None else elastic_options.sizes(options)[0]
     if left < needed:
         part.has_too_few = True
-        run.complain(f"{told}; {needed} workers are needed to continue, and there would be {left}")
+        few = "1 worker is" if needed == 1 else f"{needed} workers are"
+        run.complain(f"{told}; {few} needed to continue, and there would be {left}")
         return None
     run.complain(f"{told}; the job goes on with {words}")
     return 0.0

@@ -208,7 +208,7 @@ class ReplicaTrainer:
         leaves = jax.tree.leaves(batch)
         strategy = self.strategy
         proportions = strategy.replica_shares.proportions
-        shares = Shares(count_examples(leaves), strategy.num_replicas_in_sync, proportions)
+        shares = Shares(count_examples(leaves), strategy.num_replicas_now, proportions)
         try:
             with strategy.scope():
                 build(data_batch=jax.tree.map(lambda leaf: leaf[: shares.chunk], batch))
@@ -569,13 +569,13 @@ class ReplicaTrainer:
         return function
 
     def _say_what_eager_means(self) -> None:
-        several = self.strategy.num_replicas_in_sync > 1
+        several = self.strategy.num_replicas_now > 1
         if self._model.run_eagerly and several and not self._said_what_eager_means:
             self._said_what_eager_means = True
             logger.warning(
                 "run_eagerly=True: a step on %d replicas is one program, so it is compiled "
                 "anyway. To debug a step, use jax.debug.print, or OneDeviceStrategy.",
-                self.strategy.num_replicas_in_sync,
+                self.strategy.num_replicas_now,
             )
 
 

@@ -167,15 +167,18 @@ class Strategy:
         """The number of replicas whose gradients are combined.
 
         On a worker that joins a running job, it is the number at the job's start until the worker
-        takes part; so it is on all workers of a job that goes on with another number of them.
+        takes part; so it is on all workers of a job that goes on with another number of them, but
+        not inside `run`.
         """
         if self.group is not None and self.group.is_joining:
             return self.group.replicas_at_start
-        workers, count = workers_at_start(), process_group.count()
-        is_of_all = self._placement.spans_processes or count == 1
-        if workers is None or self.cluster_resolver is None or not is_of_all:
+        workers = workers_at_start()
+        is_inside = workers is not None and context.replica_context_in_scope() is not None
+        if workers is None or self.cluster_resolver is None or is_inside:
             return self.num_replicas_now
-        return self.num_replicas_now * workers // count
+        count = process_group.count()
+        is_of_all = self._placement.spans_processes or count == 1
+        return self.num_replicas_now * workers // count if is_of_all else self.num_replicas_now
 
     @property
     def num_replicas_now(self) -> int:

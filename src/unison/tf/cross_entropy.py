@@ -193,4 +193,4 @@ def _part_of_replica() -> float:
     of a Keras model, else that of one of equal replicas.
     """
     share = current_share()
-    return 1 / get_strategy().num_replicas_in_sync if share is None else share
+    return 1 / get_strategy().num_replicas_now if share is None else share

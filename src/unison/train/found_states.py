@@ -1,7 +1,8 @@
 """The states of which a job's hosts have records, and the latest one that its workers can restore.
 
 Each worker reads the records of its host. Where as many workers go on as have written a state, each
-needs its own record, and that of its host's first worker. Otherwise each needs the records of all.
+needs its own record, and that of the first worker of the host on which it was written. Otherwise
+each needs the records of all.
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ class FoundState(NamedTuple):
         step: Its step.
         workers: The number of workers that have written it.
         records: The records that are on this host, by the index of their worker.
-        of_first: The index that the first worker of this host has.
     """
 
     step: int
     workers: int
     records: dict[int, Record]
-    of_first: int
 
     @property
     def about(self) -> dict[str, Any]:
@@ -44,15 +43,15 @@ class FoundState(NamedTuple):
             DataLossError: A record is corrupt.
         """
         if self.workers == process_group.count():
-            return RecordArchive(self._base, self.records[self.of_first])
+            return RecordArchive(self._base, self.records[self.about["first"]])
         return RegroupedArchive([self.records[i] for i in range(self.workers)], self._place)
 
     @property
     def is_complete(self) -> bool:
         """Whether the records on this host suffice for this worker."""
-        is_same = self.workers == process_group.count()
-        needed = {self._place, self.of_first} if is_same else range(self.workers)
-        return self.records.keys() >= set(needed)
+        if self.workers != process_group.count():
+            return self.records.keys() >= set(range(self.workers))
+        return self._place in self.records and self.about["first"] in self.records
 
     @property
     def _place(self) -> int:
@@ -75,7 +74,6 @@ def latest_state(memory: WorkerMemory) -> Iterator[FoundState | None]:
     Raises:
         DataLossError: The header of a record is corrupt.
     """
-    of_first = process_group.index() - memory.place
     with contextlib.ExitStack() as mapped:
         found: dict[tuple[int, int], dict[int, Record]] = collections.defaultdict(dict)
         for slots in (*memory.slots, *memory.former):
@@ -85,7 +83,7 @@ def latest_state(memory: WorkerMemory) -> Iterator[FoundState | None]:
         states = {
             key: state
             for key, records in found.items()
-            if (state := FoundState(*key, records, of_first)).is_complete
+            if (state := FoundState(*key, records)).is_complete
         }
         told = process_group.all_gather_json([*states], "The checkpoints in memory")
         common = set(states).intersection(*(map(tuple, each) for each in told))

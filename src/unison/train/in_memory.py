@@ -209,6 +209,7 @@ class InMemoryCheckpoints:
         about = {
             "workers": process_group.count(),
             "worker": process_group.index(),
+            "first": process_group.index() - self._memory.place,
             "loop": self._loops,
             "position": position,
             PROCESS: self._about_process,

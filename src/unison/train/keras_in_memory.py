@@ -40,6 +40,8 @@ class _Loops:
         self._model = trainer.model
         self._checkpoints = checkpoints
         self._position: ResizedPosition | None = None
+        #: The optimizer whose learning rate is that of the present number of replicas.
+        self._scaled: Any = None
         self._run_step, trainer.run_step = trainer.run_step, self._run
         trainer.callbacks.append(FitReporter(self))
         vars(self._model)["fit"] = self._following(self._model.fit)
@@ -151,11 +153,22 @@ class _Loops:
             self._resize(position)
             position.resume(epochs)
             position.give_states()
+        elif may_regroup() and not any(restored_by_backups(others)):
+            self._scale_learning_rate(self._replicas_at_start)
+
+    def _scale_learning_rate(self, before: int) -> None:
+        """Rescales the learning rate from `before` replicas to the present number, once."""
+        optimizer = self._model.optimizer
+        now, at_start = self._replicas, self._replicas_at_start
+        if self._scaled is not optimizer:
+            scale_learning_rate(self._model, self._options, before, now, at_start)
+            self._scaled = optimizer
 
     def _resize(self, position: ResizedPosition) -> None:
         """Adapts what was restored from another number of replicas to the present one."""
         now, at_start = self._replicas, self._replicas_at_start
-        scale_learning_rate(self._model, self._options, position.num_replicas, now, at_start)
+        self._scaled = None  # what was restored is that of the former number
+        self._scale_learning_rate(position.num_replicas)
         if position.sizes and position.num_replicas != now:
             taken = 0 if position.data is None else position.data["taken"]
             position.sizes.append((taken, now / at_start))

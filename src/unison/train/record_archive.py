@@ -80,7 +80,7 @@ def about_record(record: Record) -> dict[str, Any]:
     """
     with decoding(_WHERE):
         found = plain_dict(record.header["about"])
-        for name in ("workers", "worker", "loop"):
+        for name in ("workers", "worker", "first", "loop"):
             whole_number(found[name])
         if found["step"] != record.step:
             raise ValueError(f"expected step {record.step}, received {found['step']!r:.100}")

@@ -30,6 +30,7 @@ class Holding(NamedTuple):
         total: The number of the job's workers when they were written.
         steps: The steps of each worker's records, by its index in the job.
         former: Those of a run with another number of workers before: the number, and the steps.
+        meetings: The number of the job's meetings, the last of which this machine was in.
     """
 
     at: str
@@ -37,6 +38,7 @@ class Holding(NamedTuple):
     total: int
     steps: Steps
     former: tuple[int, Steps] | None = None
+    meetings: int = 0
 
     def steps_of(self, total: int) -> Steps:
         """Returns the steps of the records of a job with so many workers, by worker."""
@@ -55,6 +57,7 @@ class Holding(NamedTuple):
             True
         """
         said: Message = {"at": self.at, "rank": self.rank, "total": self.total}
+        said["meetings"] = self.meetings
         if self.former is not None:
             said["former"] = [self.former[0], _entries(self.former[1])]
         return said | {"records": _entries(self.steps)}
@@ -65,19 +68,37 @@ def parsed_holding(said: Any) -> Holding | None:
     if not isinstance(said, dict):
         return None
     at, rank, total, records = (said.get(name) for name in ("at", "rank", "total", "records"))
-    former = said.get("former")
+    former, meetings = said.get("former"), said.get("meetings")
     if (
         not isinstance(at, str)
         or host_and_port(at) is None
         or not (rank is None or _is_number(rank))
-        or not _is_number(total)
+        or not (_is_number(total) and _is_number(meetings))
         or not _are_records(records)
         or not (former is None or _is_former(former))
     ):
         return None
-    assert isinstance(total, int) and isinstance(records, list)
+    assert isinstance(total, int) and isinstance(records, list) and isinstance(meetings, int)
     before = None if former is None else (former[0], dict(former[1]))
-    return Holding(at, rank, total, dict(records), before)
+    return Holding(at, rank, total, dict(records), before, meetings)
+
+
+def current_holdings(holdings: Sequence[Holding]) -> list[Holding]:
+    """Returns what counts of what all machines hold.
+
+    A machine that missed a meeting may hold records of steps that the others have done again.
+
+    Examples:
+        >>> late = Holding("127.0.0.1:4000", 0, 2, {0: [9]}, meetings=3)
+        >>> other = Holding("127.0.0.1:4001", 1, 2, {1: [9]}, meetings=4)
+        >>> [holding.steps for holding in current_holdings([late, other])]
+        [{}, {1: [9]}]
+    """
+    latest = max((holding.meetings for holding in holdings), default=0)
+    return [
+        holding if holding.meetings == latest else Holding(holding.at, None, 0, {})
+        for holding in holdings
+    ]
 
 
 def _entries(steps: Steps) -> list[Any]:

@@ -11,6 +11,7 @@ are repeated.
 
 from __future__ import annotations
 
+import logging
 import math
 import selectors
 import threading
@@ -28,6 +29,8 @@ from unison.runtime.launching.node_registrations import (
     register,
 )
 from unison.runtime.rendezvous import Entrance
+
+logger = logging.getLogger("unison")
 
 #: Seconds between two looks at the time.
 _LOOK_AFTER = 0.1
@@ -90,6 +93,9 @@ class NodeGroup:
         #: meeting; None before the first one.
         self.at_start: int | None = None
         self._machines: int | None = None
+        self._hosts: list[str] = []
+        #: Whether the last meeting was one of other machines than that before.
+        self.has_changed = False
 
     def __enter__(self) -> Self:
         return self
@@ -128,22 +134,28 @@ class NodeGroup:
         answer = self._met(said, last)
         if answer.get("complaint") is None:
             self.at_start, self._machines = answer.get("at_start"), len(answer["workers"])
+            addresses = (address for each in answer["workers"] for address in each)
+            now = sorted(address.rpartition(":")[0] for address in addresses)
+            self.has_changed, self._hosts = now != self._hosts, now
             self._over.clear()
-            self._is_meeting.clear()
-            self._watching = threading.Thread(target=self._watch, name="unison-nodes", daemon=True)
-            self._watching.start()
         return answer
+
+    def watch(self) -> None:
+        """Watches the other machines from now on, until the next meeting."""
+        self._is_meeting.clear()
+        self._watching = threading.Thread(target=self._watch_all, name="unison-nodes", daemon=True)
+        self._watching.start()
 
     def leave(self, has_failed: bool = True) -> None:
         """Takes part no longer, and tells the others."""
         self._stop_watching()
         if self._gathering is not None and self._entrance is not None:
-            self._gathering.tell({"is": "ended", "has_failed": has_failed})
+            self._gathering.tell({"is": "ended"}, also_others=True)
             self._gathering.close()
             self._entrance.close()
             self._gathering = self._entrance = None
         if self._line is not None:
-            self._line.send({"is": "leaves"})
+            self._line.send({"is": "leaves", "has_failed": has_failed})
             self._line.flush_within(SECONDS_TO_SPEAK)
             self._line.close()
             self._line = None
@@ -166,6 +178,7 @@ class NodeGroup:
             return self._met(said, last)  # possibly this machine has that address
         self._line, answer = register(self._where, said, last)
         self._line.end_if_unanswered()
+        _require_a_job(answer)
         return answer
 
     # While the workers run.
@@ -175,6 +188,13 @@ class NodeGroup:
         if self._watching is not None:
             self._watching.join()
             self._watching = None
+
+    def _watch_all(self) -> None:
+        try:
+            self._watch()
+        except Exception:  # without this, a lost machine would not be noticed any more
+            logger.exception("Watching the other machines has failed.")
+            self._over.set()
 
     def _watch(self) -> None:
         """Watches the other machines until they meet again."""
@@ -219,13 +239,16 @@ def _answered(line: Line, said: Message, last: float) -> Message | None:
             line.flush()
             selector.select(min(left, _LOOK_AFTER))
             for told in line.receive():
+                _require_a_job(told)
                 if "is" not in told:
                     return told
-                if told["is"] == "ended":
-                    raise UnavailableError(
-                        message="The job has ended on the machine of the rendezvous."
-                    )
     return None
+
+
+def _require_a_job(told: Message) -> None:
+    """Raises an UnavailableError if the job has ended."""
+    if told.get("is") == "ended":
+        raise UnavailableError(message="The job has ended on the machine of the rendezvous.")
 
 
 class _Gathering(Registrations):
@@ -246,6 +269,8 @@ class _Gathering(Registrations):
         self._members: list[Line] | None = None
         self._has_lost = False
         self._leaving: set[Line] = set()
+        #: Whether a machine has left since its program is done: so will be those of the others.
+        self._is_ending = False
         self._begun = 0.0
         #: The time at which enough machines had registered, and that at which another one has come
         #: while workers run, with the newest state then.
@@ -273,9 +298,9 @@ class _Gathering(Registrations):
         """Closes all connections."""
         self.__exit__()
 
-    def tell(self, message: Message) -> None:
-        """Sends a message to the machines of the last meeting."""
-        for line in self._members or ():
+    def tell(self, message: Message, also_others: bool = False) -> None:
+        """Sends a message to the machines of the last meeting, or to all that have registered."""
+        for line in self._lines if also_others else self._members or ():
             line.send(message)
             if line.num_waiting:
                 line.flush_within(SECONDS_TO_SPEAK)
@@ -289,14 +314,16 @@ class _Gathering(Registrations):
         members, registered = self._members or [], self._registered()
         if self._has_lost or any(line in registered for line in members):
             return True
-        if not registered or len(members) + 1 >= self._counts.most:
+        is_full = len(members) + 1 >= self._counts.most
+        if not registered or is_full or self._is_ending:
             self._came = None
             return False
         now, step = time.monotonic(), newest()
         if self._came is None:
             self._came = now, step
         since, at = self._came
-        return step != at or now - since > _SECONDS_TO_KEEP
+        is_newer = step is not None and (at is None or step > at)
+        return is_newer or now - since > _SECONDS_TO_KEEP
 
     def are_complete(self) -> bool:
         """Returns whether those have registered that the next run can begin with."""
@@ -337,6 +364,7 @@ class _Gathering(Registrations):
     def _is_registration(self, line: Line, said: Message) -> bool:
         if said.get("is") == "leaves":
             self._leaving.add(line)
+            self._is_ending = self._is_ending or said.get("has_failed") is False
         return "is" not in said and super()._is_registration(line, said)
 
     def _refuse(self, line: Line, complaint: str) -> None:

@@ -38,6 +38,7 @@ from unison.runtime.launching.holdings import (
     Holding,
     Meeting,
     are_records_held,
+    current_holdings,
     newest_state,
 )
 from unison.runtime.launching.record_copies import FAILURES, CopySender, connected
@@ -88,6 +89,10 @@ class Partners:
         self._held = HeldSlots()
         #: The records of a run with another number of workers before, and that number.
         self._former: tuple[int, HeldSlots] | None = None
+        #: What is held by the number of workers; replaced as a whole, as threads read it.
+        self._stores: dict[int, HeldSlots] = {}
+        #: The number of the job's meetings up to this machine's last one.
+        self._meetings = 0
         self._sender = CopySender(say, self._forget_former)
         self._changed = threading.Condition()
         self._is_closed = False
@@ -140,7 +145,7 @@ class Partners:
             return Holding(self._address, None, 0, {})
         former = self._former and (self._former[0], self._former[1].all_steps())
         rank = met.rank if steps or former else None
-        return Holding(self._address, rank, met.total, steps, former)
+        return Holding(self._address, rank, met.total, steps, former, self._meetings)
 
     def begin(self, met: Meeting) -> int | None:
         """Prepares the records for the next run of the workers, and copies new ones from now on.
@@ -155,6 +160,7 @@ class Partners:
         Raises:
             OSError: There is no memory for the workers' slots.
         """
+        met = self._with_current_holdings(met)
         state = newest_state(met.holdings, met.total, self._may_regroup)
         is_former = state is not None and state.total != met.total
         spare = self._arrange(met, state)
@@ -169,11 +175,31 @@ class Partners:
         if has_state and is_former and self._former is not None:
             of_all = range(self._former[0])
             self._memory.former[:] = self._former[1].of(of_all, spare=[])
+        elif has_state and state is not None:
+            self._memory.former[:] = self._held.of(self._elsewhere(met, state.step), spare=[])
         step = None if state is None else state.step
         with self._changed:
             self._met, self._is_running = met, True
         self._sender.begin(met, step, self._held)
         return step if has_state else None
+
+    def _with_current_holdings(self, met: Meeting) -> Meeting:
+        """Returns a meeting with the holdings that count; discards what this machine has missed."""
+        latest = max((holding.meetings for holding in met.holdings), default=0)
+        if self._meetings < latest:
+            self._held.discard_after(-1)
+            self._forget_former()
+        self._meetings = latest + 1
+        return met._replace(holdings=current_holdings(met.holdings))
+
+    def _elsewhere(self, met: Meeting, step: int) -> list[int]:
+        """Returns the workers that were the first ones of the hosts of own workers, and are not."""
+        found: set[int] = set()
+        for slots in self._memory.slots:
+            with slots.records() as records:
+                firsts = (_first_of_host(each.header) for each in records if each.step == step)
+                found.update(first for first in firsts if first is not None)
+        return sorted(found - set(met.own))
 
     def _arrange(self, met: Meeting, state: HeldState | None) -> list[MemorySlots]:
         """Arranges the slots of this run and of the former one; returns those that are spare."""
@@ -195,6 +221,9 @@ class Partners:
         elif self._former is None or self._former[0] != state.total:
             self._forget_former()
             self._former = state.total, HeldSlots()
+        self._stores = {met.total: self._held}
+        if self._former is not None:
+            self._stores[self._former[0]] = self._former[1]
         return spare
 
     def _forget_former(self) -> None:
@@ -230,7 +259,14 @@ class Partners:
                 return False
         if missing:
             self._say(f"fetched the state at step {step} of workers {missing} from other machines")
-        return True
+        if total != met.total:
+            return True
+        elsewhere = self._elsewhere(met, step)
+        into.of(elsewhere, spare=[])
+        return all(
+            step in into.steps(worker) or self._fetch(met, worker, state, into) is None
+            for worker in elsewhere
+        )
 
     def _fetch(self, met: Meeting, worker: int, state: HeldState, into: HeldSlots) -> str | None:
         """Fetches a record from one of the machines that have it; returns why it failed."""
@@ -338,10 +374,7 @@ class Partners:
         The number may be that of the meeting before the one after which a machine asks, if this one
         is not ready yet.
         """
-        met, former, held = self._met, self._former, self._held
-        if former is not None and former[0] == total:
-            return former[1]
-        return held if met is not None and met.total == total else None
+        return self._stores.get(total) if type(total) is int else None
 
     def _receive_copies(self, connection: RecordConnection, said: Message) -> None:
         """Receives records of the machine before this one, until it closes the connection."""
@@ -388,3 +421,13 @@ class Partners:
     def _is_in(self, met: Meeting) -> bool:
         """Returns whether the run of the workers that began with a meeting goes on."""
         return self._is_running and self._met is met
+
+
+def _first_of_host(header: Any) -> int | None:
+    """Returns the first worker of the host on which a record was written; None if it does not say.
+
+    What all workers of the host have in common is in that one's record.
+    """
+    about = header.get("about") if isinstance(header, dict) else None
+    first = about.get("first") if isinstance(about, dict) else None
+    return first if type(first) is int and first >= 0 else None

@@ -228,7 +228,7 @@ class DatasetCreator:
         has_several = strategy.input_workers.are_several and strategy.group is None
         if has_several and not needs_whole:
             return strategy.distribute_datasets_from_function(self.dataset_fn)
-        return self._joined(strategy.num_replicas_in_sync)
+        return self._joined(strategy.num_replicas_now)
 
     def _joined(self, count: int) -> Iterator[Any]:
         batches = iter(self(InputContext(num_replicas_in_sync=count)))
