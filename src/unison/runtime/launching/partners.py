@@ -89,7 +89,7 @@ class Partners:
         self._held = HeldSlots()
         #: The records of a run with another number of workers before, and that number.
         self._former: tuple[int, HeldSlots] | None = None
-        #: What is held by the number of workers; replaced as a whole, as threads read it.
+        #: The records held, by the number of workers; replaced as a whole, as threads read it.
         self._stores: dict[int, HeldSlots] = {}
         #: The number of the job's meetings up to this machine's last one.
         self._meetings = 0
