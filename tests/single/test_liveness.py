@@ -573,6 +573,16 @@ def test_the_failure_of_another_that_nobody_catches_has_its_own_exit_code(exits,
         assert exits == [LOST_ANOTHER]
 
 
+def test_an_error_of_xla_that_quotes_the_failure_is_that_of_another(exits, monkeypatch):
+    with job() as watching:
+        lose(watching)
+        told = watching.noticed().message
+        error = RuntimeError(f"INTERNAL: Error dispatching computation: {told}")
+        (shown,) = uncaught(error, monkeypatch)
+        assert str(shown) == told
+        assert exits == [LOST_ANOTHER]
+
+
 def test_an_error_ends_no_interpreter_in_which_somebody_types(exits, monkeypatch):
     error = ValueError("mistyped")
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)

@@ -205,8 +205,9 @@ class Liveness:
     def cause_of(self, error: BaseException) -> BaseException:
         """Returns the failure that caused an error of JAX, or the error itself if there is none."""
         failure = self._failure
-        if failure is not None and failure.message in str(error):  # XLA quotes what it was told
-            return self.noticed()
+        is_of_jax = not isinstance(error, OpError)
+        if failure is not None and is_of_jax and failure.message in str(error):
+            return self.noticed()  # XLA quotes what it was told
         if not _SIGNS_OF_OTHERS.search(str(error)):
             return error
         wait_until(self._changed, lambda: self._failure is not None, lambda: None, _CAUSE_WITHIN)
