@@ -173,6 +173,14 @@ ADDED_BY_TENSORFLOWS_FACE = {
     "unison.tf.keras.callbacks.ModelCheckpoint": "tf.keras.callbacks.ModelCheckpoint",
     "unison.tf.keras.callbacks.TensorBoard": "tf.keras.callbacks.TensorBoard",
 }
+#: Makes a program one of a worker that keeps its state in the memory of its host.
+KEEPING = """
+import json, os
+told = {"owner": os.getppid(), "slots": [], "former": [], "own": 0, "at_start": None}
+told |= {"overhead": 0, "is_copied": False}
+os.environ["UNISON_HOST_MEMORY"] = json.dumps(told)
+"""
+
 #: The forms that the others are like, by whether they have TensorFlow's face.
 FIRST = {False: "keras-imported-first", True: "tf.keras-above-the-scope"}
 
@@ -188,11 +196,8 @@ def replaced(form):
         "PYTHONPATH": os.pathsep.join([PYTHON_PATH, TESTS]),
         # As in elastic jobs, and in those that keep checkpoints in memory.
         "UNISON_ELASTIC": "{}",
-        "UNISON_HOST_MEMORY": json.dumps(
-            {"slots": [], "own": 0, "overhead": 0, "is_copied": False}
-        ),
     }
-    done = run_program(source, env=environment, imported=("jax", "unison"))
+    done = run_program(KEEPING + source, env=environment, imported=("jax", "unison"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
