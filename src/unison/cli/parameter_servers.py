@@ -182,9 +182,12 @@ def _run(
     output = InterruptedOutput(tracebacks)
     restarts = elastic_options.restarts(options)
 
+    interrupts: list[int] = []
+
     def hear(event: Mapping[str, Any]) -> None:
-        lost = lost_task(str(tasks[event["worker"]]), event, restarts)
-        terminal.say(f"unison run: {lost}")
+        if not interrupts:  # else the tasks end since the program does
+            lost = lost_task(str(tasks[event["worker"]]), event, restarts)
+            terminal.say(f"unison run: {lost}")
 
     job = ParameterServerJob(
         monitored.programs(programs),
@@ -195,7 +198,6 @@ def _run(
         restarts_servers=checkpoints is not None,
         on_event=hear,
     )
-    interrupts: list[int] = []
     with job, _interrupting(job, interrupts, output):
         try:
             with terminal.progress(job, len(tasks)):
