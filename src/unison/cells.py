@@ -575,9 +575,7 @@ class Cell:
             ValueError: The parts are those of other devices or shapes, or have another dtype.
         """
         with LAUNCH_LOCK:
-            if (form.layout, form.division) != (self.layout, self.division):
-                self._change_layout(form.layout, form.division)
-            self.extreme = form.extreme
+            self._take_form(form)
             array = self.stored()
             dtypes = {part.dtype for part in parts}
             if dtypes != {array.dtype}:
@@ -603,6 +601,11 @@ class Cell:
             self._is_initialized = True
             self._replace(self._concrete(restored))
 
+    def _take_form(self, form: StoredForm) -> None:
+        if (form.layout, form.division) != (self.layout, self.division):
+            self._change_layout(form.layout, form.division)
+        self.extreme = form.extreme
+
     def restore_copies(self, form: StoredForm, copies: np.ndarray) -> None:
         """Stores the copies of another number of replicas, so that reading returns their value.
 
@@ -614,9 +617,7 @@ class Cell:
             copies: The copies, along the first axis.
         """
         with LAUNCH_LOCK:
-            if (form.layout, form.division) != (self.layout, self.division):
-                self._change_layout(form.layout, form.division)
-            self.extreme = form.extreme
+            self._take_form(form)
             count, own = self.placement.num_replicas, self.placement.local_replicas
             if self.reading_aggregation is VariableAggregation.SUM:
                 parts = [self._united(copies[replica::count]) for replica in own]

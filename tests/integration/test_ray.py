@@ -275,16 +275,21 @@ def require_none_is_left(folder: Path) -> None:
     assert workers_of(folder) == []
 
 
+def end_well(folder: Path, process: subprocess.Popen, says) -> None:
+    """Lets the workers end, and waits for the end of the job."""
+    (folder / "end").touch()
+    says("the job is done")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
 def test_an_elastic_job_starts_a_lost_worker_again_on_its_node(address, tmp_path):
     with elastic_job(address, tmp_path) as (process, says):
         first, _ = workers_of(tmp_path)
         os.kill(first, signal.SIGKILL)
         says("(SIGKILL); it is started again (1 of 10)")
         says("regrouped: 2 workers")
-        (tmp_path / "end").touch()
-        says("the job is done")
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+        end_well(tmp_path, process, says)
 
 
 def test_nothing_is_left_of_an_elastic_job_whose_command_is_killed(address, tmp_path):
@@ -326,10 +331,7 @@ def test_an_elastic_job_goes_on_without_a_node_and_uses_one_that_is_added(cluste
         add_node(cluster, "127.0.0.5")
         says("worker 2 is started on node 127.0.0.5")
         says("regrouped: 3 workers")
-        (tmp_path / "end").touch()
-        says("the job is done")
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+        end_well(tmp_path, process, says)
 
 
 def test_a_worker_of_a_lost_node_is_started_on_one_that_has_room(cluster, tmp_path):
@@ -343,10 +345,7 @@ def test_a_worker_of_a_lost_node_is_started_on_one_that_has_room(cluster, tmp_pa
         says(f"worker {index} was lost (its node 127.0.0.4 is lost)")
         assert any(node in says(f"worker {index} is started on node") for node in NODES)
         says("regrouped: 3 workers")
-        (tmp_path / "end").touch()
-        says("the job is done")
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+        end_well(tmp_path, process, says)
     require_none_is_left(tmp_path)
 
 

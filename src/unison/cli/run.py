@@ -234,7 +234,7 @@ def _again_in(
         run.complain("the machines of the job meet again: all workers are started again")
         return 0.0
     if part.group is not None and part.group.has_changed:
-        restarts.used = max(restarts.used - 1, 0)  # a machine was lost, or has come
+        restarts.undo()  # a machine was lost, or has come
     if failure is None or not (restarts.at_most or may_regroup):
         return None
     if not (run.has_lost or options.restarts_on_error):

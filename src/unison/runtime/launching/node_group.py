@@ -17,7 +17,6 @@ import selectors
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from unison.errors import UnavailableError
@@ -100,12 +99,7 @@ class NodeGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.leave()
 
     @property
@@ -293,10 +287,6 @@ class _Gathering(Registrations):
             self._lines |= dict.fromkeys(chosen)
             self._has_lost, self._came = False, None
         return answer
-
-    def close(self) -> None:
-        """Closes all connections."""
-        self.__exit__()
 
     def tell(self, message: Message, also_others: bool = False) -> None:
         """Sends a message to the machines of the last meeting, or to all that have registered."""

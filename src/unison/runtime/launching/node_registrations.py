@@ -86,6 +86,10 @@ class Registrations:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections."""
         self._selector.close()
         for line in self._lines:
             line.close()

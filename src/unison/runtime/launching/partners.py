@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unison.net.acceptor import AcceptingThread, Acceptor
@@ -165,23 +165,18 @@ class Partners:
         is_former = state is not None and state.total != met.total
         spare = self._arrange(met, state)
         self._memory.slots[:] = self._held.of(met.own, spare)
-        self._memory.former.clear()
         if state is None or is_former:
             self._held.discard_after(-1)
             self._held.keep_only({*met.own, *met.copied})
         else:
             self._held.discard_after(state.step)
-        has_state = self._has_fetched(met, state)
-        if has_state and is_former and self._former is not None:
-            of_all = range(self._former[0])
-            self._memory.former[:] = self._former[1].of(of_all, spare=[])
-        elif has_state and state is not None:
-            self._memory.former[:] = self._held.of(self._elsewhere(met, state.step), spare=[])
+        others = self._fetched(met, state)
+        self._memory.former[:] = others or ()
         step = None if state is None else state.step
         with self._changed:
             self._met, self._is_running = met, True
         self._sender.begin(met, step, self._held)
-        return step if has_state else None
+        return None if others is None else step
 
     def _with_current_holdings(self, met: Meeting) -> Meeting:
         """Returns a meeting with the holdings that count; discards what this machine has missed."""
@@ -234,39 +229,46 @@ class Partners:
 
     # Fetching.
 
-    def _has_fetched(self, met: Meeting, state: HeldState | None) -> bool:
-        """Fetches what is missing of a state; returns whether all workers have their records."""
+    def _fetched(self, met: Meeting, state: HeldState | None) -> list[MemorySlots] | None:
+        """Fetches what is missing of a state.
+
+        Returns:
+            The slots of other workers that this machine's workers read; None if there is no state,
+            or not all of it could be fetched.
+        """
         if state is None:
             if are_records_held(met.holdings):
                 self._say(
                     "there is no step of which every worker's state is in memory: the workers "
                     "begin from their checkpoint, or anew"
                 )
-            return False
-        step, total = state
-        needed, into = met.own, self._held
-        if total != met.total and self._former is not None:
-            needed, into = range(total), self._former[1]
-            into.of(needed, spare=[])
-        missing = [worker for worker in needed if step not in into.steps(worker)]
+            return None
+        if state.total != met.total:
+            assert self._former is not None
+            return self._fetched_of(range(state.total), met, state, self._former[1])
+        if self._fetched_of(met.own, met, state, self._held) is None:
+            return None
+        return self._fetched_of(self._elsewhere(met, state.step), met, state, self._held)
+
+    def _fetched_of(
+        self, workers: Sequence[int], met: Meeting, state: HeldState, into: HeldSlots
+    ) -> list[MemorySlots] | None:
+        """Fetches missing records of some workers; returns their slots, None if one is not got."""
+        found = into.of(workers, spare=[])
+        missing = [worker for worker in workers if state.step not in into.steps(worker)]
         for worker in missing:
             reason = self._fetch(met, worker, state, into)
             if reason is not None:
                 self._say(
-                    f"the state of worker {worker} at step {step} could not be fetched: {reason}; "
-                    "the workers begin from their checkpoint, or anew"
+                    f"the state of worker {worker} at step {state.step} could not be fetched: "
+                    f"{reason}; the workers begin from their checkpoint, or anew"
                 )
-                return False
+                return None
         if missing:
-            self._say(f"fetched the state at step {step} of workers {missing} from other machines")
-        if total != met.total:
-            return True
-        elsewhere = self._elsewhere(met, step)
-        into.of(elsewhere, spare=[])
-        return all(
-            step in into.steps(worker) or self._fetch(met, worker, state, into) is None
-            for worker in elsewhere
-        )
+            self._say(
+                f"fetched the state at step {state.step} of workers {missing} from other machines"
+            )
+        return found
 
     def _fetch(self, met: Meeting, worker: int, state: HeldState, into: HeldSlots) -> str | None:
         """Fetches a record from one of the machines that have it; returns why it failed."""

@@ -81,6 +81,10 @@ class Restarts:
         self._soon_together = 0 if lived > _SOON else self._soon_together + 1
         return self._again(self._soon_together)
 
+    def undo(self) -> None:
+        """Counts the last restart no longer: it was not for a lost worker."""
+        self.used = max(self.used - 1, 0)
+
     def _again(self, in_vain: int) -> dict[str, Any]:
         """Counts a restart after so many attempts in vain; returns when it is, or why it is not."""
         if self.used >= self.at_most:
