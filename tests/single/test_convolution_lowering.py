@@ -13,6 +13,7 @@ from unison.runtime.devices import prepare_backend
 NHWC = ("NHWC", "HWIO", "NHWC")
 NCHW = ("NCHW", "OIHW", "NCHW")
 NWC = ("NWC", "WIO", "NWC")
+NDHWC = ("NDHWC", "DHWIO", "NDHWC")
 
 # image, filter, strides, padding, filter dilation, dimension numbers
 CONVOLUTIONS = {
@@ -26,6 +27,22 @@ CONVOLUTIONS = {
         NHWC,
     ),
     "batch of a prime size": ((67, 13, 13, 32), (3, 3, 32, 4), (1, 1), "VALID", (1, 1), NHWC),
+    "cotangents beyond the cache": (
+        (128, 13, 13, 4),
+        (3, 3, 4, 32),
+        (1, 1),
+        "SAME",
+        (1, 1),
+        NHWC,
+    ),
+    "such ones of a strided convolution": (
+        (64, 28, 27, 3),
+        (7, 7, 3, 64),
+        (2, 2),
+        "SAME",
+        (1, 1),
+        NHWC,
+    ),
     "same": ((3, 9, 7, 5), (3, 3, 5, 6), (1, 1), "SAME", (1, 1), NHWC),
     "full": ((3, 9, 7, 5), (3, 2, 5, 6), (1, 1), ((2, 2), (1, 1)), (1, 1), NHWC),
     "uneven padding": ((2, 8, 9, 3), (3, 3, 3, 4), (1, 1), ((0, 3), (4, 1)), (1, 1), NHWC),
@@ -39,6 +56,7 @@ CONVOLUTIONS = {
     "window of the image's size": ((3, 4, 4, 8), (4, 4, 8, 6), (1, 1), "VALID", (1, 1), NHWC),
     "channels first": ((3, 5, 9, 8), (6, 5, 3, 3), (1, 1), "VALID", (1, 1), NCHW),
     "one dimension": ((3, 19, 5), (4, 5, 6), (1,), "VALID", (1,), NWC),
+    "three dimensions": ((2, 5, 6, 5, 3), (3, 3, 3, 3, 4), (1, 2, 1), "SAME", (1, 1, 1), NDHWC),
     "one dimension, stride 2": ((3, 19, 5), (3, 5, 6), (2,), "SAME", (2,), NWC),
 }
 
@@ -52,19 +70,23 @@ def normal(*shape, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def primitives_of(fn, *args):
-    """Names of the primitives of a traced function, those of inner jaxprs included."""
+def equations_of(fn, *args):
+    """Returns the equations of a traced function, those of inner jaxprs included."""
 
-    def names(jaxpr):
+    def equations(jaxpr):
         for eqn in jaxpr.eqns:
-            yield eqn.primitive.name
+            yield eqn
             for inner in jax.tree.leaves(
                 list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")
             ):
                 if hasattr(inner, "eqns"):
-                    yield from names(inner)
+                    yield from equations(inner)
 
-    return list(names(jax.make_jaxpr(fn)(*args).jaxpr))
+    return list(equations(jax.make_jaxpr(fn)(*args).jaxpr))
+
+
+def primitives_of(fn, *args):
+    return [equation.primitive.name for equation in equations_of(fn, *args)]
 
 
 def value_and_gradients(fn, *args):
@@ -120,26 +142,56 @@ def filter_gradient(x, w, **params):
     return jax.grad(lambda w: convolve(x, w, **params).sum())(w)
 
 
-def test_the_filter_gradient_is_no_longer_a_convolution():
-    args = normal(4, 9, 9, 3), normal(3, 3, 3, 5)
+@pytest.mark.parametrize(
+    ("image", "filters"), [((4, 9, 9, 8), (1, 1, 8, 5)), ((4, 9, 9, 1), (3, 3, 1, 5))]
+)
+def test_filter_gradients_of_a_pixel_or_a_channel_are_products(image, filters):
+    args = normal(*image), normal(*filters)
     assert primitives_of(filter_gradient, *args).count("conv_general_dilated") == 2
     assert primitives_of(lower_for_cpu(filter_gradient), *args).count("conv_general_dilated") == 1
+
+
+def dimension_numbers_of(fn, *args):
+    """Returns the different ones of the convolutions in a traced function."""
+    return {
+        equation.params["dimension_numbers"]
+        for equation in equations_of(fn, *args)
+        if equation.primitive.name == "conv_general_dilated"
+    }
 
 
 @pytest.mark.parametrize(
     ("image", "filters", "params"),
     [
-        ((4, 9, 9, 4), (3, 3, 2, 6), {"feature_group_count": 2}),
+        ((4, 9, 9, 3), (3, 3, 3, 6), {}),
         ((4, 9, 9, 3), (5, 5, 3, 6), {"padding": "SAME"}),
+        ((4, 9, 9, 3), (3, 3, 3, 6), {"padding": "SAME", "window_strides": (2, 2)}),
+        ((4, 3, 9, 9), (6, 3, 3, 3), {"dimension_numbers": NCHW, "padding": "SAME"}),
+        ((4, 19, 5), (3, 5, 6), {"dimension_numbers": NWC, "window_strides": (1,)}),
         ((2, 5, 5, 5, 3), (3, 3, 3, 3, 4), {
-            "window_strides": (1, 1, 1), "dimension_numbers": ("NDHWC", "DHWIO", "NDHWC"),
+            "window_strides": (1, 1, 1), "dimension_numbers": NDHWC, "padding": "SAME",
         }),
     ],
-    ids=["grouped", "5x5 filter gradient", "three dimensions"],
+    ids=["3x3", "5x5", "strided", "channels first", "one dimension", "three dimensions"],
 )  # fmt: skip
-def test_other_convolutions_pass_through_untouched(image, filters, params):
-    gradient = functools.partial(filter_gradient, **params)
+def test_the_convolutions_of_gradients_have_their_channels_last(image, filters, params):
+    """XLA:CPU brings others into this form at the top of a program, but not in its loops."""
+
+    def gradients(x, w):
+        return jax.grad(lambda x, w: jnp.sum(convolve(x, w, **params) ** 2), (0, 1))(x, w)
+
     args = normal(*image), normal(*filters)
+    rank = len(image)
+    of_images = (0, rank - 1, *range(1, rank - 1))
+    of_filters = (rank - 1, rank - 2, *range(rank - 2))
+    canonical = lax.ConvDimensionNumbers(of_images, of_filters, of_images)
+    assert dimension_numbers_of(gradients, *args) != {canonical}
+    assert dimension_numbers_of(lower_for_cpu(gradients), *args) == {canonical}
+
+
+def test_grouped_convolutions_pass_through_untouched():
+    gradient = functools.partial(filter_gradient, feature_group_count=2)
+    args = normal(4, 9, 9, 4), normal(3, 3, 2, 6)
     assert primitives_of(lower_for_cpu(gradient), *args) == primitives_of(gradient, *args)
 
 
