@@ -21,7 +21,7 @@ DEVICE := $(if $(filter gpu,$(MAKECMDGOALS)),gpu,cpu)
 ifeq ($(DEVICE),gpu)
 WHAT := fit run memory
 else
-WHAT := fit run memory aggregation data workers all_reduce shares checkpoint recovery weak_scaling \
+WHAT := fit architectures run memory aggregation data workers all_reduce shares checkpoint recovery weak_scaling \
   parameter_servers
 endif
 RESULTS := benchmarks/results

@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     of_others = (
         "fit",
+        "architectures",
         "run",
         "memory",
         "aggregation",
@@ -189,8 +190,9 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 def _models(what: str) -> tuple[str, ...]:
     """Returns the models of which one can be chosen in a contest."""
     of_processes = tuple(workloads.WIDTHS)
-    everything = tuple(dict.fromkeys((*_MODELS_OF_FIT, *of_processes)))
-    of_contests = {"fit": _MODELS_OF_FIT, "all": everything}
+    architectures = tuple(workloads.ARCHITECTURES)
+    everything = tuple(dict.fromkeys((*_MODELS_OF_FIT, *architectures, *of_processes)))
+    of_contests = {"fit": _MODELS_OF_FIT, "architectures": architectures, "all": everything}
     return of_contests.get(what, of_processes if what in (*_TRAINING, "recovery") else ())
 
 
@@ -255,6 +257,9 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
         works += workloads.fit_workloads(
             models, options.batch, options.data, options.verbose, options.device, options.quick
         )
+    if options.what in ("architectures", "all"):
+        models = [name for name in workloads.ARCHITECTURES if options.model in (None, name)]
+        works += workloads.architecture_workloads(models, options.device, options.quick)
     if options.what in ("run", "all"):
         works += workloads.run_workloads(options.device, options.quick)
     if options.what in ("memory", "all"):

@@ -53,7 +53,38 @@ class GPTSize(NamedTuple):
 
 
 #: The GPTs that `fit` trains, by device: on GPUs GPT-2's smallest, in bfloat16.
-GPT_SIZES = {"gpu": GPTSize(12, 768, 12, 512, 32768), "cpu": GPTSize(2, 64, 4, 32, 512)}
+GPT_SIZES = {"gpu": GPTSize(12, 768, 12, 512, 32768), "cpu": GPTSize(2, 128, 4, 64, 512)}
+
+#: The policy of their dtypes on GPUs, and what their normalization adds to a variance.
+GPT_POLICY = "mixed_bfloat16"
+GPT_EPSILON = 1e-5
+
+
+class GraphSize(NamedTuple):
+    """The numbers of nodes, of features of each, and of edges of a graph."""
+
+    nodes: int
+    features: int
+    edges: int
+
+
+#: The examples of the other networks that `fit` trains: images, time steps with features, graphs.
+IMAGE_SHAPE = (32, 32, 3)
+SEQUENCE_SHAPE = (64, 32)
+GRAPH = GraphSize(32, 16, 96)
+CLASSES = 10
+ROWS_OF_EMBEDDING = 50_000
+
+#: The networks of today, the batch of each, and the steps of a round.
+ARCHITECTURES = {
+    "gpt": (16, 24),
+    "resnet": (32, 20),
+    "lstm": (64, 24),
+    "gru": (64, 24),
+    "recommender": (256, 160),
+    "unet": (16, 12),
+    "graph": (64, 60),
+}
 
 #: The processes, and the batch of each, of weak scaling.
 _SCALES = (1, 2, 4, 8)
@@ -120,10 +151,10 @@ TASKS = (*DATA_TASKS, INPUT_TASK)
 
 @dataclasses.dataclass(frozen=True)
 class FitWork:
-    """Training with shuffled epochs; a round is one epoch, measured in images per second.
+    """Training with shuffled epochs; a round is one epoch.
 
     Attributes:
-        model: A key of `models.MODELS`.
+        model: A key of `keras_models.MODELS`, or `gpt`.
         batch: The global batch.
         steps: The number of steps of an epoch.
         verbose: As for Keras' `fit`; standard output leads to /dev/null.
@@ -140,7 +171,7 @@ class FitWork:
     weighs: bool = False
     device: str = "cpu"
 
-    unit = "images/s"
+    unit = "examples/s"
     higher_is_better = True
     processes = 1
 
@@ -560,6 +591,15 @@ def fit_workloads(
         FitWork(model, batch, 2 if quick else _steps(model, batch), verbose, data, device=device)
         for model in models
         for batch in batches
+    ]
+
+
+def architecture_workloads(names: Iterable[str], device: str, quick: bool) -> list[Work]:
+    """Networks of today, each with a batch of its kind."""
+    sizes = {name: ARCHITECTURES[name] for name in names}
+    return [
+        FitWork(name, batch, 2 if quick else steps, device=device)
+        for name, (batch, steps) in sizes.items()
     ]
 
 

@@ -11,7 +11,8 @@ from torch.distributed.fsdp import fully_shard
 
 from benchmarks import cluster
 from benchmarks.contestants.divided import EPSILON, RATE, DividedTraining, tokens
-from benchmarks.contestants.torch_fit import GPT, Block, state_bytes
+from benchmarks.contestants.torch_fit import state_bytes
+from benchmarks.contestants.torch_models import GPT, Block
 from benchmarks.contestants.training_torch import join
 from benchmarks.protocol import Contestant
 from benchmarks.workloads import DividedWork

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import keras
 
 import unison
+from benchmarks.contestants import keras_models
 from benchmarks.contestants.divided import EPSILON, RATE, DividedTraining, tokens
 from benchmarks.contestants.live_arrays import bytes_on_fullest_device
 from benchmarks.contestants.training_unison import VERSIONS
@@ -33,7 +34,7 @@ def _contestant(work: DividedWork, zero: int) -> Contestant:
 def _build(work: DividedWork, zero: int) -> tuple[Callable[[], float], Callable[[], int]]:
     strategy = unison.ModelParallelStrategy(mesh={}, zero=zero)
     with strategy.scope():
-        model = gpt.model(work.size, keras.initializers.RandomNormal(stddev=0.02))
+        model = keras_models.gpt(work.size, keras.initializers.RandomNormal(stddev=0.02))
         model.compile(keras.optimizers.Adam(RATE, epsilon=EPSILON), gpt.loss())
     inputs, labels = tokens(work)
 

@@ -7,6 +7,7 @@ end, so that the host prepares batches while the devices compute.
 
 from __future__ import annotations
 
+import operator
 import time
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks import images
+from benchmarks import training_data
 from benchmarks.contestants import live_arrays
 from benchmarks.contestants.hand_written_models import Model, Parameters, model_of
 from benchmarks.protocol import Contestant
@@ -33,16 +34,14 @@ class _State(NamedTuple):
     parameters: Parameters
     optimizer: Any
     key: jax.Array
+    #: What batch normalization keeps, the replicas' mean.
+    statistics: Any
     #: Sums over this replica's examples: the loss, and the right answers.
     totals: jax.Array
 
 
-class _Epoch(NamedTuple):
-    loss: float
-    accuracy: float
-
-
-_SPECS = _State(PartitionSpec(), PartitionSpec(), PartitionSpec(), PartitionSpec(_AXIS))
+_WHOLE = PartitionSpec()
+_SPECS = _State(_WHOLE, _WHOLE, _WHOLE, _WHOLE, PartitionSpec(_AXIS))
 
 
 def build(work: FitWork) -> Contestant:
@@ -54,15 +53,16 @@ class HandWrittenFit(Contestant):
 
     def __init__(self, work: FitWork):
         self._work = work
-        self._images, self._labels = images.load(work)
+        self._inputs, self._targets = training_data.load(work)
         self._shuffle = np.random.default_rng(0)
         devices = jax.device_count()
         mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
         self._by_replica = NamedSharding(mesh, PartitionSpec(_AXIS))
         model = model_of(work)
+        self._classifies = model.classifies
         self._step = _compiled_step(model, mesh)
         self._state = _initial_state(model, mesh)
-        self._latest = _Epoch(0.0, 0.0)
+        self._latest: dict[str, float] = {}
         self._live_bytes = 0
 
     @property
@@ -77,22 +77,26 @@ class HandWrittenFit(Contestant):
 
     def facts(self) -> dict[str, Any]:
         parts = jax.tree.leaves(self._state._replace(totals=None))
-        facts = self._latest._asdict() | {"state_bytes": sum(part.nbytes for part in parts)}
+        facts = self._latest | {"state_bytes": sum(part.nbytes for part in parts)}
         facts |= live_arrays.peak_bytes()
         return facts | {"live_bytes": self._live_bytes} if self._live_bytes else facts
 
-    def _epoch(self) -> _Epoch:
+    def _epoch(self) -> dict[str, float]:
         state = self._state._replace(totals=self._zero_totals())
         order = self._shuffle.permutation(self._work.examples)
         for start in range(0, self._work.examples, self._work.batch):
             rows = order[start : start + self._work.batch]
-            batch = (self._images[rows], self._labels[rows])
+            take = operator.itemgetter(rows)
+            batch = jax.tree.map(take, (self._inputs, self._targets))
             state = self._step(state, *jax.device_put(batch, self._by_replica))
             if self._work.weighs:
                 self._live_bytes = max(self._live_bytes, live_arrays.bytes_on_fullest_device())
         self._state = state
-        loss, right = np.asarray(state.totals).sum(axis=0) / self._labels.size
-        return _Epoch(float(loss), float(right))
+        loss, right = np.asarray(state.totals).sum(axis=0)
+        if not self._classifies:
+            return {"loss": float(loss / len(self._targets))}
+        classified = self._targets.size
+        return {"loss": float(loss / classified), "accuracy": float(right / classified)}
 
     def _zero_totals(self) -> jax.Array:
         return jax.device_put(np.zeros((jax.device_count(), 2), np.float32), self._by_replica)
@@ -100,26 +104,34 @@ class HandWrittenFit(Contestant):
 
 def _initial_state(model: Model, mesh: jax.sharding.Mesh) -> _State:
     parameters = model.initial(jax.random.key(0))
-    state = _State(parameters, _OPTIMIZER.init(parameters), jax.random.key(1), None)
+    statistics = model.statistics() if model.statistics else None
+    optimizer = _OPTIMIZER.init(parameters)
+    state = _State(parameters, optimizer, jax.random.key(1), statistics, None)
     return jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
 
 
 def _compiled_step(model: Model, mesh: jax.sharding.Mesh) -> Any:
-    def step(state: _State, images: jax.Array, labels: jax.Array) -> _State:
+    def step(state: _State, inputs: Any, targets: jax.Array) -> _State:
         key, used = jax.random.split(state.key)
         used = jax.random.fold_in(used, lax.axis_index(_AXIS))
 
-        def mean_loss(parameters: Parameters) -> tuple[jax.Array, jax.Array]:
-            logits = model.logits(parameters, images, used)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            right = jnp.sum(jnp.argmax(logits, -1) == labels)
-            return losses.mean(), jnp.stack([losses.sum(), right.astype(jnp.float32)])
+        def mean_loss(parameters: Parameters) -> tuple[jax.Array, Any]:
+            statistics = state.statistics
+            if model.statistics:
+                outputs, statistics = model.outputs(parameters, inputs, used, statistics)
+            else:
+                outputs = model.outputs(parameters, inputs, used)
+            losses = model.losses(outputs, targets)
+            right = jnp.sum(jnp.argmax(outputs, -1) == targets) if model.classifies else 0
+            totals = jnp.stack([losses.sum(), jnp.float32(right)])
+            return losses.mean(), (totals, statistics)
 
-        gradients, totals = jax.grad(mean_loss, has_aux=True)(state.parameters)
+        gradients, (totals, statistics) = jax.grad(mean_loss, has_aux=True)(state.parameters)
         gradients = jax.tree.map(lambda total: total / mesh.size, lax.psum(gradients, _AXIS))
         updates, optimizer = _OPTIMIZER.update(gradients, state.optimizer)
         parameters = optax.apply_updates(state.parameters, updates)
-        return _State(parameters, optimizer, key, state.totals + totals)
+        statistics = lax.pmean(statistics, _AXIS)
+        return _State(parameters, optimizer, key, statistics, state.totals + totals)
 
     # Without `check_vma`, the gradient of this replica's loss is this replica's own.
     on_all = jax.shard_map(

@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from benchmarks.contestants import keras_models
 from benchmarks.networks import Batch, cross_entropy
-from benchmarks.workloads import GPT_SIZES, GPTSize
+from benchmarks.workloads import GPT_EPSILON, GPT_POLICY, GPT_SIZES, GPTSize
 
 SIZE = GPT_SIZES["gpu"]
 EXAMPLES = 8
 OPTIMIZER = "adam"
-POLICY = "mixed_bfloat16"
-
-_EPSILON = 1e-5
+POLICY = GPT_POLICY
 
 
 def batch(examples: int) -> Batch:
@@ -24,34 +23,8 @@ def batch(examples: int) -> Batch:
     return Batch(tokens, tokens)
 
 
-class Positions(keras.layers.Layer):
-    """Adds an embedding of each position."""
-
-    def build(self, shape: Any) -> None:
-        self.embeddings = self.add_weight(shape[1:], initializer="zeros")
-
-    def call(self, x: Any) -> Any:
-        return x + self.embeddings
-
-
-def _norm() -> keras.layers.Layer:
-    return keras.layers.LayerNormalization(epsilon=_EPSILON)
-
-
-def model(size: GPTSize = SIZE, initializer: Any = "zeros") -> keras.Model:
-    """Returns the Keras model; to be trained, it needs another initializer."""
-    given: Any = {"kernel_initializer": initializer}
-    tokens = keras.Input((size.length,), dtype="int32")
-    x = keras.layers.Embedding(size.words, size.width, embeddings_initializer=initializer)(tokens)
-    x = Positions()(x)
-    for _ in range(size.layers):
-        y = _norm()(x)
-        attention = keras.layers.MultiHeadAttention(size.heads, size.width // size.heads, **given)
-        x = x + attention(y, y, use_causal_mask=True)
-        y = keras.layers.Dense(4 * size.width, "gelu", **given)(_norm()(x))
-        x = x + keras.layers.Dense(size.width, **given)(y)
-    logits = keras.layers.Dense(size.words, use_bias=False, **given)(_norm()(x))
-    return keras.Model(tokens, logits)
+def model() -> keras.Model:
+    return keras_models.gpt(SIZE, "zeros")
 
 
 def loss() -> Any:
@@ -105,7 +78,7 @@ def logits(parameters: Any, tokens: Any, dtype: Any) -> Any:
         x32 = x.astype(jnp.float32)
         mean = jnp.mean(x32, -1, keepdims=True)
         variance = jnp.var(x32, -1, keepdims=True)
-        scale = jax.lax.rsqrt(variance + _EPSILON) * own["scale"].astype(jnp.float32)
+        scale = jax.lax.rsqrt(variance + GPT_EPSILON) * own["scale"].astype(jnp.float32)
         return (x32 * scale + (own["offset"].astype(jnp.float32) - mean * scale)).astype(x.dtype)
 
     def attended(own: Any, x: Any) -> Any:

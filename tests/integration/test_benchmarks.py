@@ -6,6 +6,7 @@ Those that take longest are in `tests/soak`.
 import dataclasses
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks import workloads
 
 import unison.tf  # noqa: F401 (sets an option of JAX, as the first program of it would)
 from benchmark_runs import ROOT, command, run_benchmarks
@@ -93,6 +95,25 @@ def test_fit_is_measured_beside_a_hand_written_loop(benchmarks, tmp_path):
     (row,) = [line for line in text.splitlines() if line.startswith("| hand |")]
     ratio = workload["unison_times_as_fast_as"]["hand"]
     assert row.split("|")[4].startswith(f" {ratio:.2f} (")
+
+
+@pytest.mark.parametrize("name", workloads.ARCHITECTURES)
+def test_the_networks_by_hand_have_the_parameters_of_keras(name):
+    import jax
+    from benchmarks.contestants import hand_written_models, keras_models
+
+    [work] = workloads.architecture_workloads([name], "cpu", quick=True)
+    by_hand = jax.eval_shape(hand_written_models.model_of(work).initial, jax.random.key(0))
+    shapes = [weight.shape for weight in keras_models.compiled(name).trainable_variables]
+    assert sum(leaf.size for leaf in jax.tree.leaves(by_hand)) == sum(map(math.prod, shapes))
+
+
+def test_networks_of_today_are_measured():
+    finished = run_benchmarks(
+        "architectures", "--quick", "--rounds=1", "--model=graph", "--contestants=unison,hand"
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "x as fast as hand" in finished.stdout
 
 
 def test_an_environment_of_a_peer_counts_once_all_of_it_is_installed(benchmarks, tmp_path):
