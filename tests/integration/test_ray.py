@@ -343,7 +343,8 @@ def test_a_worker_of_a_lost_node_is_started_on_one_that_has_room(cluster, tmp_pa
         says("the job runs: 3 workers")
         lose_node(cluster, lost)
         says(f"worker {index} was lost (its node 127.0.0.4 is lost)")
-        assert any(node in says(f"worker {index} is started on node") for node in NODES)
+        line = says(f"worker {index} is started on node")
+        assert any(node in line for node in NODES), line
         says("regrouped: 3 workers")
         end_well(tmp_path, process, says)
     require_none_is_left(tmp_path)

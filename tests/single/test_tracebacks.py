@@ -410,8 +410,9 @@ while True: train()  # here
 """,
     "operations": """
 import unison.tf as tf
-interrupt_soon()
 x = tf.ones((64, 64))
+x = tf.matmul(x, x) * 1e-3
+interrupt_soon()
 while True: x = tf.matmul(x, x) * 1e-3  # here
 """,
     "a pass over a dataset, with worker processes": """
