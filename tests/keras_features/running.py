@@ -29,9 +29,10 @@ GROUPS = {
     for module in (loops, callbacks, models, saving)
 }
 #: Those that parameter servers have, too, of which `make soak` runs all.
-ON_SERVERS = [*_features_of(servers), "a_step_of_ones_own", "backups", "class_weights"]
+ON_SERVERS = [*_features_of(servers), "a_step_of_ones_own", "class_weights"]
 #: Those that they do not have.
 NOT_ON_SERVERS = {
+    "backups": "an epoch that was interrupted begins again, with the weights that it had reached",
     "callbacks_that_lead_the_training": "the losses of batches are not there while workers train",
     "generators": "workers' datasets are to have no end",
     # Arrays are repeated, so that no batch is shorter.
