@@ -64,10 +64,9 @@ def _dropout(key: jax.Array, rate: float, x: jax.Array) -> jax.Array:
     return jnp.where(kept, x / (1 - rate), 0)
 
 
-def _convolution(parameters: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
-    kernel, bias = parameters
+def _convolution(kernel: jax.Array, x: jax.Array, strides: int, padding: str) -> jax.Array:
     layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=layout) + bias
+    return lax.conv_general_dilated(x, kernel, (strides,) * 2, padding, dimension_numbers=layout)
 
 
 def _max_pool(x: jax.Array) -> jax.Array:
@@ -107,8 +106,9 @@ def _initial_cnn(key: jax.Array) -> Parameters:
 
 def _cnn(parameters: Parameters, x: jax.Array, key: jax.Array) -> jax.Array:
     del key
-    x = _max_pool(jax.nn.relu(_convolution(parameters["first"], x)))
-    x = _max_pool(jax.nn.relu(_convolution(parameters["second"], x)))
+    for name in ("first", "second"):
+        kernel, bias = parameters[name]
+        x = _max_pool(jax.nn.relu(_convolution(kernel, x, 1, "VALID") + bias))
     x = jax.nn.relu(_dense(parameters["hidden"], x.reshape(len(x), -1)))
     return _dense(parameters["out"], x)
 
@@ -151,7 +151,7 @@ def _resnet(
 
     def normalized(name: str, x: jax.Array, strides: int = 1) -> jax.Array:
         kernel, scale, offset = parameters[name]
-        x = _same_convolution(kernel, x, strides)
+        x = _convolution(kernel, x, strides, "SAME")
         mean, variance = jnp.mean(x, (0, 1, 2)), jnp.var(x, (0, 1, 2))
         new[name] = jax.tree.map(
             lambda kept, value: 0.99 * kept + 0.01 * value, statistics[name], (mean, variance)
@@ -165,11 +165,6 @@ def _resnet(
         shortcut = x if strides == 1 else normalized(block + "s", x, strides)
         x = jax.nn.relu(y + shortcut)
     return _dense(parameters["out"], x.mean((1, 2))), new
-
-
-def _same_convolution(kernel: jax.Array, x: jax.Array, strides: int = 1) -> jax.Array:
-    layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, kernel, (strides, strides), "SAME", dimension_numbers=layout)
 
 
 _FEATURES = SEQUENCE_SHAPE[1]
@@ -273,7 +268,7 @@ def _unet(parameters: Parameters, inputs: Any, key: jax.Array) -> jax.Array:
 
     def convolved(name: str, x: jax.Array, strides: int = 1) -> jax.Array:
         kernel, bias = parameters[name]
-        return _same_convolution(kernel, x, strides) + bias
+        return _convolution(kernel, x, strides, "SAME") + bias
 
     def normed(name: str, x: jax.Array) -> jax.Array:
         scale, offset = parameters[name]

@@ -178,22 +178,13 @@ class _Convolution:
         self, image: jax.Array, filters: jax.Array, places: Sequence[int], chunk: int
     ) -> jax.Array:
         """Adds up the filter gradients of a few examples, which are the features, at a time."""
+
+        def gradient(examples: jax.Array, cotangents: jax.Array) -> jax.Array:
+            image, filters = jnp.moveaxis(examples, 0, -1), jnp.moveaxis(cotangents, 0, -2)
+            return self._xla(image, filters, self.padding)
+
         shape = (image.shape[0], *places, filters.shape[-1])
-        total, _ = lax.scan(
-            lambda total, chunks: (
-                total
-                + self._xla(
-                    jnp.moveaxis(chunks[0], 0, -1), jnp.moveaxis(chunks[1], 0, -2), self.padding
-                ),
-                None,
-            ),
-            _zeros(shape, image, filters),
-            (
-                _split(jnp.moveaxis(image, -1, 0), chunk),
-                _split(jnp.moveaxis(filters, -2, 0), chunk),
-            ),
-        )
-        return total
+        return _sum_of_chunks(gradient, shape, *_by_features(image, filters), chunk)
 
     def by_columns(self, image: jax.Array, filters: jax.Array) -> jax.Array:
         """Folds the window's columns into the outputs, then adds the shifted results.
@@ -225,7 +216,7 @@ class _Convolution:
         the cotangent.
         """
         *window, _, outputs = filters.shape
-        examples, cotangents = jnp.moveaxis(image, -1, 0), jnp.moveaxis(filters, -2, 0)
+        examples, cotangents = _by_features(image, filters)
 
         def product(examples: jax.Array, cotangents: jax.Array) -> jax.Array:
             channels = examples.swapaxes(0, 1)
@@ -253,11 +244,7 @@ class _Convolution:
             total = product(examples, cotangents)
         else:
             shape = (math.prod(places) * image.shape[0], outputs)
-            total, _ = lax.scan(
-                lambda total, chunks: (total + product(*chunks), None),
-                _zeros(shape, image, filters),
-                (_split(examples, chunk), _split(cotangents, chunk)),
-            )
+            total = _sum_of_chunks(product, shape, examples, cotangents, chunk)
         return jnp.moveaxis(total.reshape(*places, image.shape[0], outputs), -2, 0)
 
     def _xla(
@@ -281,10 +268,23 @@ class _Convolution:
         )
 
 
-def _zeros(shape: Sequence[int], *operands: jax.Array) -> jax.Array:
-    """Returns float32 zeros that vary over every mesh axis over which an operand varies."""
-    zeros = [lax.full_like(operand, 0, jnp.float32, shape) for operand in operands]
-    return sum(zeros[1:], zeros[0])
+def _by_features(image: jax.Array, filters: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns an image and a filter with their features, the examples of a gradient, first."""
+    return jnp.moveaxis(image, -1, 0), jnp.moveaxis(filters, -2, 0)
+
+
+def _sum_of_chunks(
+    function: Form, shape: Sequence[int], left: jax.Array, right: jax.Array, chunk: int
+) -> jax.Array:
+    """Returns the float32 sum of what a function returns for each `chunk` rows of two arrays."""
+    # It varies over every mesh axis that either operand varies over.
+    zeros_of_left, zeros_of_right = (lax.full_like(x, 0, jnp.float32, shape) for x in (left, right))
+    total, _ = lax.scan(
+        lambda total, chunks: (total + function(*chunks), None),
+        zeros_of_left + zeros_of_right,
+        (_split(left, chunk), _split(right, chunk)),
+    )
+    return total
 
 
 def _chunk_size(count: int, item_bytes: int, most: int = _CHUNK_BYTES) -> int | None:
