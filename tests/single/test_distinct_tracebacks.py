@@ -119,6 +119,14 @@ def test_a_traceback_that_is_not_completed_is_shown_at_the_end(output, shown):
     assert shown == of(0, TRAINING)
 
 
+def test_of_a_worker_that_is_ended_while_it_prints_the_same_nothing_is_shown(output, shown):
+    print_all(output, 1, TRAINING[:1])
+    print_all(output, 0, [*TRAINING, "ValueError: 0", NOTE])
+    print_all(output, 2, OTHER[:2])
+    output.close()
+    assert shown == of(0, [*TRAINING, "ValueError: 0", NOTE]) + of(2, OTHER[:2])
+
+
 def test_the_log_level_debug_shows_all(monkeypatch, shown):
     monkeypatch.setattr(logging.getLogger("unison"), "level", logging.DEBUG)
     logging.getLogger("unison").manager._clear_cache()

@@ -73,12 +73,22 @@ class DistinctTracebacks:
                 self._pass_on(worker, line)
 
     def close(self) -> None:
-        """Passes on the lines of tracebacks that were held or not completed."""
+        """Passes on the lines of tracebacks that were held or not completed.
+
+        A worker that is ended with the others may have printed only the first lines of the
+        traceback that is shown. They are left out.
+        """
         with self._lock:
-            for worker in list(self._begun):
-                self._finish(worker)
+            for worker, lines in list(self._begun.items()):
+                if self._is_beginning_of_shown(lines):
+                    del self._begun[worker]
+                else:
+                    self._finish(worker)
             for worker in list(self._held):
                 self._release(worker)
+
+    def _is_beginning_of_shown(self, lines: list[str]) -> bool:
+        return any(frames[: len(lines)] == tuple(lines) for frames in self._shown)
 
     def _finish(self, worker: int) -> None:
         lines = self._begun.pop(worker)
