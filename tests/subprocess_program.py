@@ -78,18 +78,25 @@ jax.config.update("jax_num_cpu_devices", 2)
 DEVICES, LOCK = jax.devices(), contextlib.nullcontext()
 """
 )
+#: Launched as Unison launches its programs.
 PREPARED = (
     _BY_XLA
     + """
-import contextlib
 from unison.runtime import devices
-DEVICES, LOCK = devices.default_devices(), contextlib.nullcontext()
+from unison.runtime.launches import LAUNCH_LOCK as LOCK, launched
+DEVICES, jitted = devices.default_devices(), compiled_by
+def compiled_by(step, mesh):
+    compiled = jitted(step, mesh)
+    def launch(*args):
+        results = compiled(*args)
+        launched(results)
+        return results
+    return launch
 """
 )
-LOCKED = PREPARED + "LOCK = devices.LAUNCH_LOCK\n"
 #: Sums are between the replicas' buffers.
 EXCHANGING = (
-    LOCKED
+    PREPARED
     + """
 from unison.runtime.placement import Placement
 from unison.runtime.replica_function import ReplicaFunction

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from unison.captured import note_captured
 from unison.interrupts import signals_held
-from unison.runtime.devices import LAUNCH_LOCK
+from unison.runtime.launches import LAUNCH_LOCK
 from unison.runtime.placement import (
     REPLICA_AXIS,
     WHOLE,
@@ -31,7 +31,7 @@ from unison.runtime.placement import (
     with_replicas_at,
 )
 from unison.runtime.precision import array_type, device_array, placeable
-from unison.runtime.transfers import shards_in_order, shards_of
+from unison.runtime.transfers import copied, shards_in_order, shards_of
 from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
@@ -240,7 +240,7 @@ class Cell:
             cell.layout = self.layout
             cell.division = self.division
             cell.extreme = self.extreme
-            cell._array = self._concrete(jnp.copy(self.stored()))
+            cell._array = self._concrete(copied(self.stored()))
         return cell
 
     @property
@@ -366,7 +366,7 @@ class Cell:
         if array is None or array.is_deleted():
             array = self.stored()
         if self._exposed:
-            array = self._array = self._concrete(jnp.copy(array))
+            array = self._array = self._concrete(copied(array))
             self._exposed = False
         elif self._copy_first is not None:
             self._copy_first()
@@ -706,7 +706,7 @@ class Cell:
         if self.layout is Layout.MIRRORED:
             self.division = self.placement.division_of(self.placed_as, np.shape(value))
         if self.division == _BY_ROWS:
-            return self._concrete(self.placement.divide(jnp.copy(value)))
+            return self._concrete(self.placement.divide(copied(value)))
         return self._concrete(self.placement.mirror(value, self.division))
 
     def _concrete(self, array: jax.Array) -> jax.Array:

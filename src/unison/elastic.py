@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 
 from unison.cells import Cell, Layout, live_cells
 from unison.data import DistributedDataset, DistributedIterator
 from unison.interrupts import is_of_a_signal_handler, signals_held, without_signals
 from unison.runtime.elastic import ElasticOptions as Options
 from unison.runtime.elastic import Entry, GroupChanged, elastic_group
+from unison.runtime.transfers import copied
 from unison.train import random_state
 from unison.train.handover import Handover
 from unison.train.in_memory import InMemoryCheckpoints, in_memory_checkpoints
@@ -358,7 +358,7 @@ class State:
 
     def _copy(self, cell: Cell) -> None:
         """Copies an array that a program is about to overwrite."""
-        self._kept[cell] = jnp.copy(self._kept[cell])
+        self._kept[cell] = copied(self._kept[cell])
 
 
 class _Numbers:

@@ -20,7 +20,8 @@ from unison import train
 from unison.cells import VariableAggregation as Aggregation
 from unison.cells import VariableSynchronization as Synchronization
 from unison.errors import DataLossError, InvalidArgumentError, NotFoundError, PermissionDeniedError
-from unison.runtime.devices import LAUNCH_LOCK, prepare_backend
+from unison.runtime.devices import prepare_backend
+from unison.runtime.launches import LAUNCH_LOCK
 from unison.train import (
     Checkpoint,
     CheckpointManager,

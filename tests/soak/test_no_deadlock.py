@@ -10,7 +10,6 @@ import pytest
 
 from subprocess_program import (
     EXCHANGING,
-    LOCKED,
     PREPARED,
     TRAINING,
     UNPREPARED,
@@ -32,7 +31,7 @@ def test_training_ends(count, batch, sums):
     assert done.stdout.startswith(f"trained {count} {batch} {STEPS}"), done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("sums", [LOCKED, EXCHANGING], ids=["XLA", "buffers"])
+@pytest.mark.parametrize("sums", [PREPARED, EXCHANGING], ids=["XLA", "buffers"])
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_training_in_eight_threads_ends(count, sums):
     env = {"UNISON_CPU_DEVICES": str(count)}
@@ -42,7 +41,7 @@ def test_training_in_eight_threads_ends(count, sums):
 
 
 def test_the_same_training_is_stuck_when_the_backend_is_not_prepared():
-    """If this fails, XLA no longer needs the thread budget of `runtime.devices`."""
+    """If this fails, XLA no longer needs what `runtime.launches` does."""
     env = {
         "NPROC": "1",
         "XLA_FLAGS": "--xla_cpu_collective_call_warn_stuck_timeout_seconds=3 "

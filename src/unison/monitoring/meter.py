@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from unison.captured import StateCapturedError
 from unison.data import waited_seconds
 from unison.program import ProgramCache
 from unison.runtime.placement import Placement
-from unison.runtime.transfers import shards_of
+from unison.runtime.transfers import copied, shards_of
 from unison.strategies.batch_shares import examples_of
 
 #: The minimum of seconds between two recorded step starts: for shorter steps, only the mean time of
@@ -220,7 +219,7 @@ class Meter:
         for variable in own:
             place = next(i for i, known in enumerate(variables) if known is variable)
             shards = shards_of(running.state[start + place])
-            arrays += [jnp.copy(shard.data) for shard in shards]
+            arrays += [copied(shard.data) for shard in shards]
         self._loss = (self.steps, arrays, trainer.epoch_of_metrics)
 
 

@@ -57,8 +57,8 @@ from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, enter_alone, piece_on
 from unison.program.smaller_group import described_for, shapes_of
 from unison.program.tracing import called_on, trace_over_cells, used_cells
-from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.elastic import ElasticPlacement
+from unison.runtime.launches import LAUNCH_LOCK
 from unison.runtime.placement import Placement
 from unison.runtime.private_jax import evaluated_as_traced
 from unison.runtime.replica_function import ReplicaFunction
@@ -399,6 +399,7 @@ class ProgramCache:
             raise
         unfinished_steps.clear()
         program.taken, program.returned = [], []
+        self.placement.launched(outputs or new_values, are_kept=bool(outputs))
         return outputs
 
     def _execute_held(self, program: _Program, operands: list[Any]) -> list[jax.Array]:

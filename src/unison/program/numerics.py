@@ -22,6 +22,7 @@ from unison.jaxprs import calls_host, evaluate, inlined_body
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.private_jax import traceback_of
 from unison.runtime.replica_function import ReplicaFunction
+from unison.runtime.transfers import copied
 from unison.tracebacks import last_user_frame
 
 _config: Any = jax.config  # whose options are untyped
@@ -54,7 +55,7 @@ def launch_checked(
     nans, infs = _config.jax_debug_nans, _config.jax_debug_infs
     is_bad = functools.partial(_has_bad, nans, infs)
     with placement.launch_lock, jax.debug_nans(False), jax.debug_infs(False):
-        results = launch(*jax.tree.map(jnp.copy, args))
+        results = launch(*jax.tree.map(copied, args))
         if not any(bool(is_bad(leaf)) for leaf in jax.tree.leaves(results)):
             return results
         where, equation = _culprit(is_bad, args, part, placement)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from unison.runtime.devices import LAUNCH_LOCK
+from unison.runtime.launches import LAUNCH_LOCK
 from unison.runtime.private_jax import shard_map
 
 _AXIS = "process"

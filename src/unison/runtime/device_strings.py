@@ -108,7 +108,7 @@ def resolve(device: DeviceLike, *, soft: bool = False) -> jax.Device:
 def select_devices(
     devices: int | DeviceLike | Iterable[DeviceLike] | None = None,
 ) -> list[jax.Device]:
-    """Returns the devices for a strategy, in the order asked for, checked against deadlocks.
+    """Returns the devices for a strategy, in the order asked for.
 
     Args:
         devices: None for all accelerators of this process, or all its logical CPU devices if it has
@@ -118,7 +118,6 @@ def select_devices(
         DeviceCountError: a count below 1 or above the number of devices, no device, or one device
             twice.
         UnknownDeviceError, TypeError: see `resolve`.
-        ThreadPoolTooSmallError: see `devices.check_thread_pool`.
     """
     if devices is None or runtime_devices.planned_devices():
         return runtime_devices.default_devices()
@@ -134,7 +133,6 @@ def select_devices(
             f"{type(devices).__name__})."
         )
     _check_distinct(chosen, devices)
-    runtime_devices.check_thread_pool(chosen)
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Logical CPU devices, and a thread pool that is large enough for them not to deadlock.
+"""Logical CPU devices, and what else JAX's backend starts with.
 
 Every strategy must run on a laptop, so the CPU can be split into logical devices: with
 `set_logical_cpu_devices(4)`, `UNISON_CPU_DEVICES=4`, JAX's own `jax_num_cpu_devices`, or
@@ -6,40 +6,11 @@ Every strategy must run on a laptop, so the CPU can be split into logical device
 must agree. Nothing happens until a strategy asks for devices: then `prepare_backend` starts the
 backend. After a call of `set_logical_cpu_devices`, plain JAX or Keras may start it as well.
 
-**Why this file sizes the thread pool.** XLA's CPU client has a pool of max(NPROC, devices) threads
-(NPROC: environment variable, else the cores of this process). A collective inside one process
-blocks a pool thread per device until the last device arrives. A device takes at most 32 programs in
-flight, and the launch of one more parks a pool thread per device, for every Python thread that
-launches, until one has finished. When these occupy the whole pool, the last device has no thread
-left for its work: the program hangs until XLA aborts the process. This is our explanation of the
-following runs (JAX 0.10.2, 2 cores, steps fed from host memory without waiting for the previous
-step; 32 to 34 steps pass with any pool, 36 get stuck). With D devices and T Python threads that
-launch at the same time, a pool of (T + 1) x D threads never got stuck:
-
-====  =======================  =====================  =============
-D     T                        gets stuck with        runs with
-====  =======================  =====================  =============
-2     1                        2, 3                   4
-4     1                        4, 5, 6                7, 8
-8     1                        8, 9, 10, 12, 13       15, 16
-2     2                        4, 5                   6
-4     2                        10, 11                 12
-2     3                                               7, 8
-2     8                        8                      not tried
-2-8   4, under `LAUNCH_LOCK`                          2 x D
-====  =======================  =====================  =============
-
-So the backend gets `POOL_THREADS_PER_DEVICE` = 2 threads per device, and a thread that launches
-programs over several CPU devices holds `LAUNCH_LOCK` while doing so, which keeps T at 1 however
-many threads there are. Without the lock, eight threads that launch simultaneously get stuck. A
-backend that was started elsewhere, with a smaller pool, is rejected. More threads cost time,
-because XLA cuts its work into as many pieces: a step of an MNIST network on two devices takes 1.00
-/ 1.16 / 1.32 ms (global batch 64) and 7.2 / 8.2 / 8.5 ms (1024) with 2 / 3 / 4 threads per device.
-A program that itself launches computations over several CPU devices from several threads can ask
-for more with NPROC.
-
-NPROC is set while the backend starts, which is when XLA sizes the pool, and then restored: child
-processes (Ray workers, launchers, data loaders) size their own pools.
+XLA's CPU client has a pool of as many threads as there are cores, or devices if these are more.
+Where a container may use fewer cores than the machine has, the pool gets as many: NPROC is set
+while the backend starts, which is when XLA sizes the pool, and then restored, so that child
+processes (Ray workers, launchers, data loaders) size their own pools. See `unison.runtime.launches`
+for what a pool of one thread a device needs.
 
 XLA's own timeouts for a stuck collective are left unchanged: lower ones would abort healthy
 programs whose replicas are merely slow, since many logical devices share few cores.
@@ -50,31 +21,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import pathlib
 import re
 import threading
 from collections.abc import Iterator, Sequence
 
 import jax
 
-from unison.runtime.cores import available_cores, number_of_allowed_cores
+from unison.runtime.cores import available_cores
 from unison.runtime.environment import environment
 from unison.runtime.memory import keep_freed_memory
 from unison.runtime.private_jax import backend_is_started, start_cpus_within
 from unison.runtime.tpu.slices import WITHOUT_A_TPU
 
 CPU_DEVICES_VARIABLE = "UNISON_CPU_DEVICES"
-POOL_THREADS_PER_DEVICE = 2
-
-LAUNCH_LOCK = threading.RLock()
-"""Held while a program over several devices is launched (not while it runs).
-
-Accelerators execute programs in the order of their launches. If two threads launched programs with
-collectives in different orders on two devices, each device would wait for the other forever.
-"""
 
 _PREPARE_LOCK = threading.Lock()
-_POOL_THREAD_NAME = "tf_XLAEigen"
 _XLA_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
 _ACCELERATOR_PLATFORMS = frozenset({"gpu", "cuda", "rocm"})
 
@@ -92,10 +53,6 @@ class DeviceCountConflictError(DeviceCountError):
 
 class BackendStartedError(RuntimeError):
     """A setting was requested that can only be made before the backend starts."""
-
-
-class ThreadPoolTooSmallError(BackendStartedError):
-    """The running backend has too few threads for collectives over these CPU devices."""
 
 
 @dataclasses.dataclass
@@ -166,7 +123,7 @@ def stated_cpu_devices() -> int | None:
 def set_pool_threads(count: int) -> None:
     """Requests `count` threads in XLA's intra-op pool; 0 leaves the choice to Unison.
 
-    The pool is never smaller than needed to run without deadlock.
+    The pool never has fewer threads than there are devices.
 
     Raises:
         ValueError: `count` is not an integer of at least 0.
@@ -306,16 +263,8 @@ def local_devices() -> list[jax.Device]:
 
 
 def default_devices() -> list[jax.Device]:
-    """Returns a strategy's default devices: `local_devices`, checked.
-
-    Raises:
-        ThreadPoolTooSmallError: see `check_thread_pool`.
-    """
-    if _planned_devices:
-        return list(_planned_devices)
-    devices = local_devices()
-    check_thread_pool(devices)
-    return devices
+    """Returns a strategy's default devices: `local_devices`, or those of `planned_for`."""
+    return list(_planned_devices) or local_devices()
 
 
 @contextlib.contextmanager
@@ -333,40 +282,6 @@ def planned_for(described: Sequence[jax.Device]) -> Iterator[None]:
 def planned_devices() -> tuple[jax.Device, ...]:
     """Returns the devices that strategies use inside `planned_for`; outside, none."""
     return _planned_devices
-
-
-def check_thread_pool(devices: Sequence[jax.Device]) -> None:
-    """Rejects devices whose collectives could deadlock in the running backend.
-
-    Args:
-        devices: those of a mesh; only the CPU devices of this process count.
-
-    Raises:
-        ThreadPoolTooSmallError: the backend was not started by Unison, and has too few threads.
-    """
-    process = jax.process_index()
-    count = sum(d.platform == "cpu" and d.process_index == process for d in devices)
-    needed = POOL_THREADS_PER_DEVICE * count
-    if count < 2 or started_pool_threads() >= needed:
-        return
-    raise ThreadPoolTooSmallError(
-        f"Expected at least {needed} threads in XLA's CPU pool for collectives over {count} CPU "
-        f"devices; with fewer they deadlock. Received: a backend that was started before Unison "
-        f"could size it, with {started_pool_threads()}. Either let Unison start the backend "
-        f"(create the strategy before the first JAX computation or jax.devices()), or set the "
-        f"environment variable NPROC={POOL_THREADS_PER_DEVICE * count} before Python starts."
-    )
-
-
-def started_pool_threads() -> int:
-    """Returns the number of threads in the CPU pool of the running backend.
-
-    Counted by name where the system lists threads (Linux). Elsewhere, computed as XLA does when it
-    starts: the larger of NPROC (else the cores) and the number of CPU devices.
-    """
-    return _named_threads(_POOL_THREAD_NAME) or max(
-        _nproc_variable() or number_of_allowed_cores(), len(_started_cpu_devices())
-    )
 
 
 def _check_count(count: object, said_by: str) -> None:
@@ -456,8 +371,7 @@ def _start_environment(cpu_devices: int) -> dict[str, str]:
     variables = {}
     threads = _wishes.pool_threads
     if cpu_devices > 1:
-        wished = threads or _nproc_variable() or available_cores()
-        threads = max(wished, POOL_THREADS_PER_DEVICE * cpu_devices)
+        threads = threads or _nproc_variable() or available_cores()
     if threads:
         variables["NPROC"] = str(threads)
     if _wishes.preallocate_gpu_memory is not None:
@@ -466,14 +380,6 @@ def _start_environment(cpu_devices: int) -> dict[str, str]:
     if "TPU_SKIP_MDS_QUERY" in os.environ:  # JAX has found that there is no TPU
         variables |= WITHOUT_A_TPU
     return variables
-
-
-def _named_threads(name: str) -> int:
-    count = 0
-    for comm in pathlib.Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            count += comm.read_text().strip() == name
-    return count
 
 
 def _nproc_variable() -> int:

@@ -21,12 +21,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from unison.interrupts import signals_held
-from unison.runtime import devices
+from unison.runtime import devices, launches
 from unison.runtime.liveness import watched
 from unison.runtime.private_jax import shard_map
 from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, with_ticket
 from unison.runtime.shared_memory import are_in_this_process, between_buffers, shared_memory_of
-from unison.runtime.transfers import host_view, placed, shards_in_order, shards_of
+from unison.runtime.transfers import copied, host_view, placed, shards_in_order, shards_of
 from unison.thread_local import ThreadLocal
 
 REPLICA_AXIS = "replica"
@@ -130,9 +130,10 @@ class Placement:
         #: Whether the result of `first_copy` shares its buffer with the kept array.
         self.shares_first_copy = home is None or home == memory_of(self.devices[0])
         needs_lock = len(self.local_cores) > 1 or self.spans_processes
-        #: Held while a program with collectives is launched; see `unison.runtime.devices`.
+        self._bounds_launches = self.is_host and len(self.local_cores) > 1
+        #: Held while a program with collectives is launched; see `unison.runtime.launches`.
         self.launch_lock: AbstractContextManager[Any] = (
-            devices.LAUNCH_LOCK if needs_lock else contextlib.nullcontext()
+            launches.LAUNCH_LOCK if needs_lock else contextlib.nullcontext()
         )
 
     def __eq__(self, other: object) -> bool:
@@ -211,14 +212,14 @@ class Placement:
             division: How the devices divide the value instead, if they do.
         """
         if isinstance(value, jax.Array):
-            value = jnp.copy(value)
+            value = copied(value)
         if any(division):
             return self._divided(value, NamedSharding(self.mesh, division))
         return self.bring(value) if self.home is None else jax.device_put(value, self.home)
 
     def _divided(self, value: Any, sharding: NamedSharding) -> jax.Array:
         if not self.spans_processes:
-            return jax.device_put(value, sharding)
+            return self._placed(value, sharding)
         whole = np.asarray(value)
         return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
@@ -256,11 +257,15 @@ class Placement:
             value: An array; with several processes, the same on each.
         """
         if not self.spans_processes:
-            return placed(value, self.mirrored)
+            return self._placed(value, self.mirrored)
         if isinstance(value, jax.Array) and value.sharding == self.mirrored:
             return value
         copies = [placed(value, core) for core in self.local_cores]
         return jax.make_array_from_single_device_arrays(copies[0].shape, self.mirrored, copies)
+
+    def _placed(self, values: Any, sharding: NamedSharding) -> Any:
+        """Returns a tree of arrays on the devices; see `placed`."""
+        return (launches.moved if self._bounds_launches else placed)(values, sharding)
 
     def _cores_of_process(self, process: int) -> dict[int, list[jax.Device]]:
         """Returns the devices of a process, by replica."""
@@ -299,7 +304,7 @@ class Placement:
                 that is already placed like this is returned as is. Or a tree of such arrays.
         """
         if not self.spans_processes:
-            return placed(stacked, self.per_replica)
+            return self._placed(stacked, self.per_replica)
         return jax.tree.map(self._spread_own, stacked)
 
     def _spread_own(self, stacked: Any) -> jax.Array:
@@ -343,7 +348,7 @@ class Placement:
                 returned as is.
         """
         if not self.spans_processes:
-            return placed(whole, self.per_replica)
+            return self._placed(whole, self.per_replica)
         return jax.tree.map(self._divide_own, whole)
 
     def _divide_own(self, whole: Any) -> jax.Array:
@@ -394,6 +399,7 @@ class Placement:
         if self.replicas_span_processes and not array.is_fully_replicated:
             with jax.ensure_compile_time_eval(), self.launch_lock:
                 array = self._gathering_of_all(array)
+                self.launched(array, are_kept=True)
         elif REPLICA_AXIS in division:
             # Evaluated eagerly, also inside a function that the caller traces.
             with jax.ensure_compile_time_eval():
@@ -441,10 +447,12 @@ class Placement:
         def launch(*args: Any) -> Any:
             with self.launch_lock:
                 if memory is None:
-                    return compiled(*args)
-                ticket, results = compiled(memory.ticket, *args)
-                if not isinstance(ticket, jax.core.Tracer):  # else the caller raises an error
-                    memory.ticket = ticket
+                    results = compiled(*args)
+                else:
+                    ticket, results = compiled(memory.ticket, *args)
+                    if not isinstance(ticket, jax.core.Tracer):  # else the caller raises an error
+                        memory.ticket = ticket
+                self.launched(results)
                 return results
 
         def lower(*args: Any) -> None:
@@ -452,6 +460,11 @@ class Placement:
 
         is_a_call = memory is None and not self.spans_processes
         return PlacedProgram(launch, jitted if is_a_call else None, lower)
+
+    def launched(self, results: Any, are_kept: bool = False) -> None:
+        """Notes a program that was launched on these devices; see `launches.launched`."""
+        if self._bounds_launches:
+            launches.launched(results, are_kept)
 
     def jitted(self, part: ReplicaFunction) -> jax.stages.Wrapped:
         """Returns the jitted function that `program` runs."""

@@ -159,6 +159,7 @@ class PlannedPlacement(Placement):
         self.shares_first_copy = False
         self.shards_update = False
         self.launch_lock = contextlib.nullcontext()
+        self._bounds_launches = False
 
     __hash__ = Placement.__hash__
 

@@ -47,6 +47,22 @@ def placed(values: Any, to: Sharding | jax.Device) -> Any:
     return jax.tree.map(place, values)
 
 
+def copied(array: Any) -> jax.Array:
+    """Returns a copy of an array in other buffers, on the same devices.
+
+    `jnp.copy` compiles a program for each shape and sharding, and over several devices it launches
+    one (see `unison.runtime.launches`).
+    """
+    if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+        return jnp.copy(array)
+    if array.is_fully_addressable:
+        return jax.device_put(array, array.sharding, may_alias=False)
+    pieces = [
+        jax.device_put(shard.data, shard.device, may_alias=False) for shard in shards_of(array)
+    ]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
+
+
 def host_view(value: Any) -> np.ndarray | None:
     """Returns a NumPy array as it is, and the memory of a JAX array if the host can read it now.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from unison.cells import Cell, has_cell
 from unison.module import WAITING, Tracked
-from unison.runtime.devices import LAUNCH_LOCK
+from unison.runtime.launches import LAUNCH_LOCK
 from unison.train.archive import Node
 from unison.train.structures import encode_structure
 

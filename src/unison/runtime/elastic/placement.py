@@ -225,6 +225,7 @@ class ElasticProgram:
             launch = self._group.launch if placement.spans_processes else self._group.launch_alone
             self._group.tell("read" if self._is_waited_for else "step")
             results = launch(program, args, self._name)
+            placement.launched(results)
             self._group.runs += not self._is_waited_for
             self._group.tell("exchange")
             return results
