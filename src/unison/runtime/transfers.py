@@ -58,7 +58,8 @@ def copied(array: Any) -> jax.Array:
     if array.is_fully_addressable:
         return jax.device_put(array, array.sharding, may_alias=False)
     pieces = [
-        jax.device_put(shard.data, shard.device, may_alias=False) for shard in shards_of(array)
+        jax.device_put(shard.data, shard.data.sharding, may_alias=False)
+        for shard in shards_of(array)
     ]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
 
