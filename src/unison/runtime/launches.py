@@ -124,14 +124,18 @@ def launched(results: Any, are_kept: bool = False) -> None:
 def moved(values: Any, sharding: Sharding) -> Any:
     """Returns a tree of arrays on CPU devices of this process, as `transfers.placed` does.
 
-    To divide an array differently, JAX launches a program.
+    To divide an array differently, JAX launches a program, for each array of a tree.
     """
-    if not any(_is_elsewhere(leaf, sharding) for leaf in jax.tree.leaves(values)):
-        return placed(values, sharding)
-    with LAUNCH_LOCK:
-        results = placed(values, sharding)
-        launched(results, are_kept=True)
-    return results
+
+    def move(leaf: Any) -> jax.Array:
+        if not _is_elsewhere(leaf, sharding):
+            return placed(leaf, sharding)
+        with LAUNCH_LOCK:
+            result = placed(leaf, sharding)
+            launched(result, are_kept=True)
+        return result
+
+    return jax.tree.map(move, values)
 
 
 def _is_elsewhere(leaf: Any, sharding: Sharding) -> bool:
