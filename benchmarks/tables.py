@@ -81,7 +81,8 @@ def _workload(result: Result) -> dict[str, Any]:
             for name, rounds in result.rounds.items()
         },
         "versions": result.versions,
-        "failures": result.failures,
+        # Their further lines are the contestant's errors, which name files of this machine.
+        "failures": {name: why.partition("\n")[0] for name, why in result.failures.items()},
         "unison_times_as_fast_as": medians,
     }
 

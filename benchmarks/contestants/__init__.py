@@ -27,7 +27,7 @@ from benchmarks.workloads import (
 )
 
 #: With fewer threads XLA gets stuck in loops of steps that are not waited for.
-_XLA_POOL = {"NPROC": str(2 * REPLICAS)}
+XLA_POOL = {"NPROC": str(2 * REPLICAS)}
 _THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ONE_THREAD = dict.fromkeys(_THREADS, "1")
 _TWO_JAX_DEVICES = {"JAX_NUM_CPU_DEVICES": str(REPLICAS), "KERAS_BACKEND": "jax"}
@@ -300,7 +300,7 @@ ENTRIES = (
     Entry("unison", "unison", "unison_fit", (FitWork,), {"KERAS_BACKEND": "jax"}),
     Entry("unison", "unison", "unison_run", (RunWork,), {}),
     Entry("hand", "hand", "hand_written_fit", (FitWork,), _TWO_JAX_DEVICES),
-    Entry("hand", "hand", "hand_written_run", (RunWork,), _TWO_JAX_DEVICES | _XLA_POOL),
+    Entry("hand", "hand", "hand_written_run", (RunWork,), _TWO_JAX_DEVICES | XLA_POOL),
     Entry("keras", "keras", "keras_data_parallel", (FitWork,), _TWO_JAX_DEVICES),
     Entry("tf", "tf", "tensorflow_fit", (FitWork,), {"KERAS_BACKEND": "tensorflow"}),
     Entry("torch", "torch", "torch_fit", (FitWork,), {}),

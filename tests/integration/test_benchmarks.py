@@ -343,6 +343,8 @@ def test_the_process_that_failed_is_named_and_its_peers_are_not_waited_for(bench
     begin = time.monotonic()
     result = benchmarks.driver.measure(work, [(entry, str(interpreter))], 1, limits, print)
     assert result.failures["mixed"] == "process 1 of 2: ended with status 7\n    unwell"
+    (stored,) = benchmarks.tables.to_dictionary([result], {})["workloads"]
+    assert stored["failures"] == {"mixed": "process 1 of 2: ended with status 7"}
     assert time.monotonic() - begin < 40
 
 
