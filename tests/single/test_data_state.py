@@ -233,6 +233,29 @@ def test_an_iterator_that_has_ended_stays_at_the_end(name):
     assert [first(iter(uninterrupted)), first(iter(uninterrupted))][1] == first(iter(fresh))
 
 
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name != "tf: numpy iterator"])
+@pytest.mark.parametrize("before", [0, 2])
+def test_skipping_leaves_what_reading_would_leave(name, before):
+    def stream():
+        opened = PIPELINES[name]().plan.stream()
+        for _ in range(before):
+            opened.next()
+        return opened
+
+    def elements(stream):
+        return [plain(leaves) for leaves in itertools.islice(iter(stream.next, None), MANY)]
+
+    all_of_them = elements(stream())
+    for count in (0, 1, 3, 7, MANY - 1):
+        skipping = stream()
+        if name in ENDLESS:
+            assert skipping.skip(count) == count
+            assert elements(skipping)[: MANY - count] == all_of_them[count:]
+        else:
+            assert skipping.skip(count) == min(count, len(all_of_them))
+            assert elements(skipping) == all_of_them[count:]
+
+
 def test_the_lines_of_files_go_on_where_they_were(tmp_path):
     for name in "abc":
         tmp_path.joinpath(name).write_text("".join(f"{name}{n}\n" for n in range(4)))
@@ -497,6 +520,15 @@ def test_rows_that_were_read_are_not_read_again(transform):
     restored.set_state(iterator.get_state())
     assert plan.counted.read == []
     next(restored)
+    assert len(plan.counted.read) == 10
+
+
+def test_no_row_of_the_passes_before_is_read():
+    plan = _Counted()
+    stream = Dataset(plan).shuffle(1000, seed=1).repeat().batch(10).plan.stream()
+    assert stream.skip(500_050) == 500_050
+    assert plan.counted.read == []
+    stream.next()
     assert len(plan.counted.read) == 10
 
 

@@ -87,11 +87,12 @@ class Stream(abc.ABC):
             elements.append(element)
         return stack(elements) if elements else None
 
-    def skip(self, count: int) -> None:
-        """Skips the next `count` elements."""
-        for _ in range(count):
+    def skip(self, count: int) -> int:
+        """Skips the next `count` elements; returns how many there were: fewer at the end."""
+        for skipped in range(count):
             if self.next() is None:
-                return
+                return skipped
+        return count
 
 
 class Rows(abc.ABC):
@@ -136,8 +137,10 @@ class RowsStream(Stream):
         self._position = stop
         return self._rows.slice(start, stop)
 
-    def skip(self, count: int) -> None:
-        self._position = min(self._position + count, len(self._rows))
+    def skip(self, count: int) -> int:
+        count = min(count, len(self._rows) - self._position)
+        self._position += count
+        return count
 
 
 class Observer(Protocol):

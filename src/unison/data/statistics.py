@@ -227,9 +227,10 @@ class _TimedStream(_Timed, Stream):
         self._stage.add(seconds, 0 if block is None else count_rows(block))
         return block
 
-    def skip(self, count: int) -> None:
-        _, seconds = self.run(self._stream.skip, count)
+    def skip(self, count: int) -> int:
+        skipped, seconds = self.run(self._stream.skip, count)
         self._stage.add(seconds, 0)
+        return skipped
 
     def _note_ready(self) -> None:
         ready = getattr(self._stream, "num_ready", None)

@@ -175,8 +175,8 @@ class _SnapshotStream(Stream):
     def next_block(self, count: int) -> Leaves | None:
         return self._stream.next_block(count)
 
-    def skip(self, count: int) -> None:
-        self._stream.skip(count)
+    def skip(self, count: int) -> int:
+        return self._stream.skip(count)
 
 
 class _Sharding:

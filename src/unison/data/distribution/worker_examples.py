@@ -385,13 +385,13 @@ class _SharesStream(Stream):
             return None
         return (*(leaf[: len(own)] for leaf in block), np.int64(size))
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> int:
         if self._batch:
-            super().skip(count)
-            return
+            return super().skip(count)
         most = self._sharding.num_batches
         self._batch = count if most is None else min(count, most)
         self._examples.skip_batches(self._batch)
+        return self._batch
 
 
 @contextlib.contextmanager

@@ -259,12 +259,14 @@ class _FilesStream(Stream):
                 self._file = None
         return (as_column(records),) if records else None
 
-    def skip(self, count: int) -> None:
-        while count and (file := self._current()) is not None:
-            taken = len(file.take(count))
-            count -= taken
+    def skip(self, count: int) -> int:
+        missing = count
+        while missing and (file := self._current()) is not None:
+            taken = len(file.take(missing))
+            missing -= taken
             if not taken:
                 self._file = None
+        return count - missing
 
     def _current(self) -> _OpenFile | None:
         """Returns the file being read, or the next one; None after the last one."""

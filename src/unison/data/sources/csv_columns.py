@@ -188,9 +188,10 @@ class _CsvStream(Stream):
         self._position += len(records)
         return self._plan.parsed(records, start)
 
-    def skip(self, count: int) -> None:
-        self._stream.skip(count)
-        self._position += count
+    def skip(self, count: int) -> int:
+        skipped = self._stream.skip(count)
+        self._position += skipped
+        return skipped
 
 
 # -- inferred from the files -------------------------------------------------------------------

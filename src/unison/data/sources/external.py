@@ -238,11 +238,12 @@ class _IteratedStream(Stream):
         self._position += 1
         return self._reader.leaves_of(value, self._position - 1)
 
-    def skip(self, count: int) -> None:
-        for _ in range(count):
+    def skip(self, count: int) -> int:
+        for skipped in range(count):
             if next(self._iterator, self) is self:
-                return
+                return skipped
             self._position += 1
+        return count
 
 
 class _RayBlocks(Iterable[Any]):

@@ -95,8 +95,10 @@ class ListStream(Stream):
         self._position += 1
         return self._elements[self._position - 1]
 
-    def skip(self, count: int) -> None:
-        self._position = min(self._position + count, len(self._elements))
+    def skip(self, count: int) -> int:
+        count = min(count, len(self._elements) - self._position)
+        self._position += count
+        return count
 
 
 class Elements(Plan):
@@ -218,8 +220,9 @@ class _CounterStream(Stream):
         self._number += self._step * count
         return (numbers.astype(self._dtype),)
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> int:
         self._number += self._step * count
+        return count
 
 
 class Generator(Plan):

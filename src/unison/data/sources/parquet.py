@@ -224,11 +224,13 @@ class _ParquetStream(Stream):
             self._pass(stop - self._taken)
         return concatenate(blocks) if blocks else None
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> int:
+        count = min(count, self._plan.cardinality() - self._position)
         if self._taken + count < self._length:
             self._pass(count)
         else:
-            self.restore({"_position": min(self._position + count, self._plan.cardinality())})
+            self.restore({"_position": self._position + count})
+        return count
 
     def _has_row(self) -> bool:
         if self._taken < self._length:

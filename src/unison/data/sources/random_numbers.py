@@ -55,5 +55,6 @@ class _RandomStream(Stream):
     def next_block(self, count: int) -> Leaves:
         return (self._generator.integers(_LIMIT, size=count),)
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> int:
         self.next_block(count)
+        return count

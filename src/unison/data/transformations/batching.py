@@ -81,6 +81,11 @@ class _BatchStream(Stream):
             return None
         return block
 
+    def skip(self, count: int) -> int:
+        self._position += count * self._size
+        skipped = self._stream.skip(count * self._size)
+        return skipped // self._size if self._drop_remainder else -(-skipped // self._size)
+
 
 class _OfElements(_Batches):
     """Base of batches that are made of single elements, of which shapes may differ.

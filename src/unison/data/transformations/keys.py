@@ -155,7 +155,7 @@ class _KeyedStream(Stream):
         self._position += count_rows(block)
         return (*block, self._keys.of(np.arange(start, self._position)))
 
-    def skip(self, count: int) -> None:
-        # If the input ends earlier, no further key is requested.
-        self._stream.skip(count)
-        self._position += count
+    def skip(self, count: int) -> int:
+        skipped = self._stream.skip(count)
+        self._position += skipped
+        return skipped

@@ -78,6 +78,17 @@ class _RepeatStream(Stream):
                 self._close()
         return concatenate(blocks) if blocks else None
 
+    def skip(self, count: int) -> int:
+        missing = count
+        while missing and (stream := self._open()) is not None:
+            skipped = stream.skip(missing)
+            missing -= skipped
+            if skipped:
+                self._is_empty = False
+            else:
+                self._close()
+        return count - missing
+
     def _open(self) -> Stream | None:
         """Returns the stream of the current pass; None if there is none left."""
         if self._pass is None and self._passes_left:

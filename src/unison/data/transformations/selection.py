@@ -89,10 +89,10 @@ class _TakeStream(Stream):
         self._left -= count
         return self._stream.next_block(count)
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> int:
         count = min(count, self._left)
         self._left -= count
-        self._stream.skip(count)
+        return self._stream.skip(count)
 
 
 class Skip(_Selection):
@@ -135,9 +135,9 @@ class _SkipStream(Stream):
         self._start()
         return self._stream.next_block(count)
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> int:
         self._start()
-        self._stream.skip(count)
+        return self._stream.skip(count)
 
 
 class Shard(_Selection):

@@ -156,8 +156,10 @@ class _PermutedStream(Stream):
         self._position += len(indices)
         return self._rows.take(indices.astype(np.int64))
 
-    def skip(self, count: int) -> None:
-        self._position = min(self._position + count, len(self._order))
+    def skip(self, count: int) -> int:
+        count = min(count, len(self._order) - self._position)
+        self._position += count
+        return count
 
 
 class _BufferedStream(Stream):
