@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from subprocess_program import run_program
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.launching.environments import worker_environments
 
 PROGRAM = """
 from unison.runtime import memory
@@ -24,6 +30,19 @@ def test_users_can_turn_it_off():
 
 def test_a_process_whose_user_tuned_malloc_is_left_alone():
     assert kept(MALLOC_ARENA_MAX="2") == "False"
+
+
+@pytest.mark.parametrize("name", ["UNISON_KEEP_MEMORY", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_workers_get_huge_pages_unless_the_user_has_decided(monkeypatch, name):
+    for each in list(os.environ):
+        if each.startswith(("MALLOC_", "GLIBC_")):
+            monkeypatch.delenv(each)
+    cluster = ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
+    for environment in worker_environments(cluster):
+        assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    monkeypatch.setenv(name, "0")
+    for environment in worker_environments(cluster):
+        assert "GLIBC_TUNABLES" not in environment
 
 
 def test_pages_of_a_freed_buffer_are_used_again():

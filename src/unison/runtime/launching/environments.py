@@ -23,6 +23,7 @@ from unison.runtime.devices import CPU_DEVICES_VARIABLE
 from unison.runtime.elastic.environment import TOKEN_VARIABLE as ELASTIC_TOKEN
 from unison.runtime.elastic.environment import VARIABLE as ELASTIC
 from unison.runtime.elastic.environment import ElasticEnvironment
+from unison.runtime.memory import variables_of_huge_pages
 
 logger = logging.getLogger("unison")
 
@@ -214,7 +215,7 @@ def listening_at(environment: Mapping[str, str], address: str) -> dict[str, str]
 
 
 def _computing(workers: int, devices_per_worker: int | None, cores: int | None) -> dict[str, str]:
-    """Returns the variables for the threads and devices of each of `workers` workers."""
+    """Returns the variables for the threads, devices and memory of each of `workers` workers."""
     if cores is None:
         threads = max(1, available_cores() // max(1, workers))
         shared = {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
@@ -222,7 +223,7 @@ def _computing(workers: int, devices_per_worker: int | None, cores: int | None) 
         shared = dict.fromkeys(THREAD_VARIABLES, str(cores))
     if devices_per_worker is not None:
         shared[CPU_DEVICES_VARIABLE] = str(devices_per_worker)
-    return shared
+    return shared | variables_of_huge_pages()
 
 
 def _tf_config(cluster: ClusterSpec, index: int) -> str:

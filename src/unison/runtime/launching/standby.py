@@ -35,7 +35,10 @@ _SHOWN = 87
 
 #: The beginnings of variables that are read when Python starts or modules are imported. A standby
 #: in which one has another value is not used.
-_READ_EARLY = ("JAX_", "KERAS_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "UNISON_LOG")
+_READ_EARLY = (
+    *("GLIBC_", "JAX_", "KERAS_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON"),
+    "UNISON_LOG",
+)
 
 #: Seconds in which the trial ends.
 _LONGEST_TRIAL = 60.0
