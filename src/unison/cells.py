@@ -563,13 +563,17 @@ class Cell:
         """The form of the stored array; its parts are restored in it."""
         return StoredForm(self.layout, self.division, self.extreme)
 
-    def restore_parts(self, form: StoredForm, parts: Sequence[np.ndarray]) -> None:
+    def restore_parts(
+        self, form: StoredForm, parts: Sequence[np.ndarray], are_mapped: bool = False
+    ) -> None:
         """Stores the array whose parts on this process's devices were these.
 
         Args:
             form: The form of that array; the cell has another one, for example, before its first
                 step.
             parts: The result of `own_parts` of that array, on the same devices.
+            are_mapped: Whether they are in memory that changes later: they may be read until the
+                stored array is ready, and not after.
 
         Raises:
             ValueError: The parts are those of other devices or shapes, or have another dtype.
@@ -597,7 +601,9 @@ class Cell:
                 def part_at(index: Any) -> np.ndarray:
                     return by_index[str(index)]
 
-            restored = jax.make_array_from_callback(array.shape, array.sharding, part_at)
+            restored: jax.Array = jax.make_array_from_callback(array.shape, array.sharding, part_at)
+            if are_mapped and self.placement.is_host:  # which takes aligned arrays as they are
+                restored = copied(restored)
             self._is_initialized = True
             self._replace(self._concrete(restored))
 

@@ -124,6 +124,24 @@ def test_divided_variables_come_back_to_their_devices(memory):
     assert cell.is_divided
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_restored_state_does_not_change_with_the_memory(memory, zero):
+    strategy = unison.ModelParallelStrategy(["CPU:0", "CPU:1"], mesh={"batch": 2}, zero=zero)
+    numbers = np.random.default_rng(1).random((256, 256), np.float32)
+    with strategy.scope():
+        layer = keras.layers.Dense(256, use_bias=False)
+        model = keras.Sequential([keras.Input((256,)), layer])
+    model.set_weights([numbers])
+    state = LoopState(strategy.placement, model=model)
+    kept(memory, state)
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
+    for step in (100, 101):  # further records, which replace both
+        size = memory.own.capacity
+        memory.own.begin(size)[:] = bytes(size)
+        memory.own.commit(step, {})
+    np.testing.assert_array_equal(model.get_weights()[0], numbers)
+
+
 def opened(memory):
     with memory.own.records() as records:
         yield from records

@@ -21,6 +21,7 @@ from unison import (
     VariableSynchronization,
     get_replica_context,
 )
+from unison.runtime import placement
 
 SUM, MEAN, FIRST, NONE = (
     VariableAggregation.SUM,
@@ -871,3 +872,16 @@ def test_parts_of_another_dtype_are_not_restored():
         cell = unison.Variable(np.zeros(2, np.float32)).cell
     with pytest.raises(ValueError, match=r"Expected parts of dtype float32. Received: \['\|V4'\]"):
         cell.restore_parts(cell.stored_form, [np.zeros(2, "V4")])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "uint8"])
+def test_initial_values_that_differ_have_different_digests(dtype):
+    value = np.arange(203).astype(dtype)
+    others = [np.random.default_rng(0).permutation(value), value[::-1]]  # of equal sums
+    for place in (0, 100, -1):  # the last bytes are not a whole word
+        other = value.copy()
+        other[place] = value[1]
+        others.append(other)
+    digests = [placement._digest(each).tolist() for each in (value, value.copy(), *others)]
+    assert digests[0] == digests[1]
+    assert len({*map(tuple, digests)}) == len(digests) - 1

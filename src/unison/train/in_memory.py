@@ -25,6 +25,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from unison.interrupts import signals_held
 from unison.runtime import liveness, process_group
 from unison.runtime.agreement import Talk
@@ -171,6 +173,8 @@ class InMemoryCheckpoints:
             self._memory.discard_after(found.step)  # those that not all workers have
             with signals_held:
                 state.take(found.archive())
+                # Copies of the records are made in other threads.
+                jax.block_until_ready([cell.stored() for cell in state.followed_cells()])
         self._memory.forget_former()
         self._resume_after(found)
         return Entry.RESUMED

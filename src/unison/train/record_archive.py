@@ -38,10 +38,12 @@ class StoredParts(NamedTuple):
     Attributes:
         form: The array's form.
         parts: The parts; see `own_parts`.
+        are_mapped: Whether they are in a record's memory, which the next records overwrite.
     """
 
     form: StoredForm
     parts: list[np.ndarray]
+    are_mapped: bool = False
 
 
 class StoredCopies(NamedTuple):
@@ -110,14 +112,16 @@ class RecordArchive:
             check_graph(self.nodes, self.arrays)
 
     def read(self, key: str) -> Any:
-        """Returns an array, or the `StoredParts` of a variable."""
+        """Returns an array, or the `StoredParts` of a variable, which are not copied."""
         with decoding(_WHERE):
             described, data = self._arrays[key], self._data
             if described["places"] is None:
                 described, data = self._first.header["arrays"][key], self._first.data
-            arrays = [np.array(array_at(data, place)) for place in _places(described["places"])]
+            arrays = [array_at(data, place) for place in _places(described["places"])]
             form = _form(described["form"])
-            return arrays[0] if form is None else StoredParts(form, arrays)
+            if form is None:
+                return np.array(arrays[0])
+            return StoredParts(form, arrays, are_mapped=True)
 
     def verify(self) -> None:
         """Does nothing: the host's memory needs no checksum."""

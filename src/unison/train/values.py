@@ -93,9 +93,9 @@ def assign(variable: Any, value: Stored) -> None:
     if isinstance(value, StoredParts):
         if getattr(variable, "_initializer", None) is None:
             with jax.ensure_compile_time_eval():
-                variable.cell.restore_parts(value.form, value.parts)
+                variable.cell.restore_parts(value.form, value.parts, value.are_mapped)
             return
-        (value,) = value.parts  # a variable without devices has no parts yet
+        (value,) = map(np.array, value.parts)  # a variable without devices has no parts yet
     if isinstance(value, StoredCopies):
         with jax.ensure_compile_time_eval():
             variable.cell.restore_copies(value.form, value.copies)
