@@ -248,7 +248,7 @@ def _cpu_start() -> Iterator[int | None]:
     """Context in which JAX starts its CPU devices; yields their number, None if none is stated."""
     count = stated_cpu_devices()
     if (count is not None and count > 1) or jax.distributed.is_initialized():
-        keep_freed_memory(count or 1)
+        keep_freed_memory()
     with environment(_start_environment(count or 1)):
         yield count
 

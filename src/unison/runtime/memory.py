@@ -30,28 +30,20 @@ _M_ARENA_MAX = -8
 _NEVER = 2**31 - 1
 
 
-def keep_freed_memory(devices: int = 1) -> bool:
+def keep_freed_memory() -> bool:
     """Configures glibc to keep freed memory; returns whether it will.
-
-    Threads that run programs on several logical CPU devices allocate at the same time, and wait for
-    each other where there is one heap: with several, steps of a GPT on two devices take 0.9 of the
-    time. More heaps than threads that run programs would only keep more memory.
 
     Other C libraries are left alone, and so is a process whose user set one of glibc's own
     `MALLOC_` variables.
-
-    Args:
-        devices: The number of logical CPU devices of this process.
     """
     if os.environ.get(KEEP_MEMORY_VARIABLE) == "0" or _user_tuned_malloc():
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    # Everything from heaps whose end is never returned to the system: blocks mapped one by one
-    # would be unmapped when freed.
-    arenas = 1 if devices == 1 else 2 * devices + 2
-    options = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _NEVER, _M_ARENA_MAX: arenas}
+    # Everything from one heap (blocks mapped one by one would be unmapped when freed, and a
+    # thread's own arena cannot hold large ones), whose end is never returned to the system.
+    options = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _NEVER, _M_ARENA_MAX: 1}
     accepted = [mallopt(option, value) for option, value in options.items()]
     return all(answer == 1 for answer in accepted)
 
