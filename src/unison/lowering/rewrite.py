@@ -23,7 +23,7 @@ from jax.extend.core import (
     primitives,
 )
 
-from unison.lowering import convolution, pooling, products
+from unison.lowering import convolution, loop_sums, pooling, products
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,6 +104,8 @@ def _rewrite(jaxpr: Jaxpr) -> Jaxpr:
 def _rewrite_equation(eqn: JaxprEqn) -> JaxprEqn:
     if eqn.primitive.name == "shard_map":
         return _call(eqn, _rewritten_shard_map(eqn.params))
+    if eqn.primitive is primitives.scan_p and (run := loop_sums.faster_form(eqn)) is not None:
+        eqn = _call(eqn, jax.jit(run))  # which is rewritten inside, as any other
     rule = _RULES.get(eqn.primitive)
     if rule is None:
         return eqn.replace(params={k: _rewrite_param(v) for k, v in eqn.params.items()})
