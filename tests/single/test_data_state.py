@@ -44,6 +44,14 @@ def noisy(x):
     return tf.cast(x, tf.float32) + tf.random.uniform([])
 
 
+def with_noise(x, key):
+    return x + int(np.asarray(key).ravel()[-1]) % 1000
+
+
+def noisy_rows(rows, keys):
+    return rows + keys.reshape(len(rows), -1)[:, -1].astype(np.int64)
+
+
 def six_by(x):
     return 6 // int(x % 3)
 
@@ -115,6 +123,21 @@ PIPELINES = {
     ),
     "map": lambda: generated().map(doubled),
     "map in threads": lambda: generated().map(doubled, num_parallel_calls=2),
+    "map with keys": lambda: Dataset.range(6).map(with_noise, seed=7).repeat(3),
+    "map with keys, one by one": lambda: generated(6).map(with_noise, seed=7).repeat(3),
+    "map of blocks with keys": lambda: (
+        Dataset.range(8).map(noisy_rows, seed=7, vectorized=True).repeat(3).batch(2)
+    ),
+    "shuffle.map of blocks with keys": lambda: (
+        Dataset.range(8).shuffle(8, seed=2).map(noisy_rows, seed=7, vectorized=True).repeat(3)
+    ),
+    "map of blocks with keys.shuffle": lambda: (
+        Dataset.range(8).map(noisy_rows, seed=7, vectorized=True).shuffle(8, seed=2).repeat(3)
+    ),
+    "map of blocks with keys.batch.repeat": lambda: (
+        Dataset.range(8).map(noisy_rows, seed=7, vectorized=True).batch(3).repeat(3)
+    ),
+    "random": lambda: Dataset.random(seed=3, rerandomize_each_iteration=True).take(5).repeat(3),
     "flat_map": lambda: Dataset.range(5).flat_map(Dataset.range),
     "interleave": lambda: Dataset.range(5).interleave(
         lambda n: Dataset.range(10 * n, 10 * n + n), cycle_length=2, block_length=2
@@ -523,13 +546,13 @@ def test_rows_that_were_read_are_not_read_again(transform):
     assert len(plan.counted.read) == 10
 
 
-def test_no_row_of_the_passes_before_is_read():
+def test_a_row_of_each_pass_before_is_read():
     plan = _Counted()
     stream = Dataset(plan).shuffle(1000, seed=1).repeat().batch(10).plan.stream()
-    assert stream.skip(500_050) == 500_050
-    assert plan.counted.read == []
+    assert stream.skip(50_050) == 50_050
+    assert len(plan.counted.read) == 501
     stream.next()
-    assert len(plan.counted.read) == 10
+    assert len(plan.counted.read) == 501 + 10
 
 
 def test_a_generator_is_read_anew_up_to_where_it_was():

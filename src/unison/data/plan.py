@@ -138,7 +138,7 @@ class RowsStream(Stream):
         return self._rows.slice(start, stop)
 
     def skip(self, count: int) -> int:
-        count = min(count, len(self._rows) - self._position)
+        count = max(0, min(count, len(self._rows) - self._position))
         self._position += count
         return count
 

@@ -96,7 +96,7 @@ class ListStream(Stream):
         return self._elements[self._position - 1]
 
     def skip(self, count: int) -> int:
-        count = min(count, len(self._elements) - self._position)
+        count = max(0, min(count, len(self._elements) - self._position))
         self._position += count
         return count
 

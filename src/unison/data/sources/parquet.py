@@ -225,7 +225,7 @@ class _ParquetStream(Stream):
         return concatenate(blocks) if blocks else None
 
     def skip(self, count: int) -> int:
-        count = min(count, self._plan.cardinality() - self._position)
+        count = max(0, min(count, self._plan.cardinality() - self._position))
         if self._taken + count < self._length:
             self._pass(count)
         else:

@@ -14,6 +14,9 @@ from unison.data.structure import LEAF, Leaves
 
 _LIMIT = 2**32
 
+#: So many numbers are in memory while others are skipped.
+_SKIPPED_AT_ONCE = 2**16
+
 
 class Random(Plan):
     """Integers from 0 up to 2**32, without end.
@@ -56,5 +59,6 @@ class _RandomStream(Stream):
         return (self._generator.integers(_LIMIT, size=count),)
 
     def skip(self, count: int) -> int:
-        self.next_block(count)
+        for begin in range(0, count, _SKIPPED_AT_ONCE):
+            self.next_block(min(_SKIPPED_AT_ONCE, count - begin))
         return count

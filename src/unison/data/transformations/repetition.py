@@ -80,13 +80,10 @@ class _RepeatStream(Stream):
 
     def skip(self, count: int) -> int:
         missing = count
-        while missing and (stream := self._open()) is not None:
-            skipped = stream.skip(missing)
-            missing -= skipped
-            if skipped:
-                self._is_empty = False
-            else:
-                self._close()
+        # A pass counts, for the random numbers of the next ones, once an element of it is read.
+        while missing and self.next() is not None:
+            assert self._pass is not None
+            missing -= 1 + self._pass.stream.skip(missing - 1)
         return count - missing
 
     def _open(self) -> Stream | None:

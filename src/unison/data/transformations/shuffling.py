@@ -157,7 +157,7 @@ class _PermutedStream(Stream):
         return self._rows.take(indices.astype(np.int64))
 
     def skip(self, count: int) -> int:
-        count = min(count, len(self._order) - self._position)
+        count = max(0, min(count, len(self._rows) - self._position))
         self._position += count
         return count
 
