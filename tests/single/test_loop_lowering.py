@@ -17,6 +17,11 @@ def normal(*shape, seed=0, dtype=jnp.float32):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
+def product(left, right):
+    """Returns `left.T @ right` as JAX's gradients compute it, without a transposition."""
+    return lax.dot_general(left, right, (((0,), (0,)), ((), ())))
+
+
 def products_in_loops(function, *args):
     """Returns how many products there are in the bodies of loops."""
 
@@ -88,7 +93,7 @@ def test_products_over_several_axes():
 
 def test_a_loop_without_steps_leaves_the_sum_as_it_was():
     def total(rows):
-        return lax.scan(lambda total, x: (total + x.T @ x, None), jnp.ones((8, 8)), rows)[0]
+        return lax.scan(lambda total, x: (total + product(x, x), None), jnp.ones((8, 8)), rows)[0]
 
     check(total, normal(0, 2, 8), moved=1)
 
@@ -101,44 +106,57 @@ def stays(step, start=None, rows=ROWS, dtype=jnp.float32):
 
 
 def test_a_sum_that_steps_use_stays():
-    stays(lambda total, x: (total + x.T @ x, total[0, 0]))
-    stays(lambda total, x: ((added := total + x.T @ x), added[0]))
-    stays(lambda total, x: (total + (x @ total).T @ x, None))
-    stays(lambda total, x: (2 * total + x.T @ x, None))
+    stays(lambda total, x: (total + product(x, x), total[0, 0]))
+    stays(lambda total, x: ((added := total + product(x, x)), added[0]))
+    stays(lambda total, x: (total + product(x @ total, x), None))
+    stays(lambda total, x: (2 * total + product(x, x), None))
 
 
 def test_other_products_stay():
     constant = normal(ROWS, UNITS, seed=3)
-    stays(lambda total, x: (total + constant.T @ x, None))
-    stays(lambda total, x: (total + jnp.exp(x.T @ x), None))
-    stays(lambda total, x: (total + x.T @ x, None), dtype=jnp.bfloat16)
+    stays(lambda total, x: (total + product(constant, x), None))
+    stays(lambda total, x: (total + jnp.exp(product(x, x)), None))
+    stays(lambda total, x: (total + product(x, x), None), dtype=jnp.bfloat16)
     batches = jnp.zeros((ROWS, UNITS, UNITS))
     stays(lambda total, x: (total + jnp.einsum("ai,aj->aij", x, x), None), start=batches)
 
 
-def test_gradients_that_are_accumulated_over_parts_of_a_batch_stay():
-    """Their factors, the activations, are what the loop keeps out of memory."""
+def test_products_of_many_rows_or_of_other_axes_stay():
+    stays(lambda total, x: (total + product(x, x), None), rows=8 * UNITS)
+    stays(lambda total, x: (total + product(x, x[:, 0]), None), start=jnp.zeros(UNITS))
+    stays(lambda total, x: (total + x @ x.T, None), rows=UNITS)
 
-    def gradient(kernel, batch):
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_gradients_of_the_parts_of_a_batch_take_little_memory(rows):
+    """Activations are what a loop that accumulates gradients keeps out of memory."""
+    parts, units, layers = 32, 128, 6
+
+    def gradient(kernels, batch):
+        def loss(kernels, part):
+            for kernel in kernels:
+                part = jnp.tanh(part @ kernel)
+            return (part**2).sum()
+
         def step(total, part):
-            def loss(kernel):
-                return (jnp.tanh(jnp.tanh(part @ kernel) @ kernel) ** 2).sum()
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(kernels, part)), None
 
-            return total + jax.grad(loss)(kernel), None
+        return lax.scan(step, jax.tree.map(jnp.zeros_like, kernels), batch)[0]
 
-        return lax.scan(step, jnp.zeros_like(kernel), batch)[0]
-
-    kernel, batch = normal(UNITS, UNITS), normal(STEPS, 8 * UNITS, UNITS)
-    lowered = lower_for_cpu(gradient)
-    assert products_in_loops(lowered, kernel, batch) == products_in_loops(gradient, kernel, batch)
+    kernels = [normal(units, units, seed=seed) / units for seed in range(layers)]
+    batch = normal(parts, rows, units)
+    own, plain = (
+        jax.jit(each).lower(kernels, batch).compile().memory_analysis().temp_size_in_bytes
+        for each in (lower_for_cpu(gradient), gradient)
+    )
+    assert own - plain <= batch.nbytes
 
 
 def test_what_stays_in_a_loop_gets_its_faster_form_too():
     def total(rows, narrow):
         def step(total, parts):
             x, y = parts
-            product = lax.dot_general(x, y, (((0,), (0,)), ((), ())))
-            return total + x[:4].T @ x[4:8], jnp.tanh(product)
+            return total + product(x[:4], x[4:8]), jnp.tanh(product(x, y))
 
         return lax.scan(step, jnp.zeros((512, 512)), (rows, narrow))
 

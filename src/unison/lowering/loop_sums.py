@@ -7,9 +7,9 @@ backward pass. The sum over the steps of `a[t].T @ b[t]` is one product that als
 steps, as cuDNN and oneDNN compute it: the loop stacks `a` and `b`, unless it reads them from a
 stack anyway.
 
-Stacking takes memory. A loop over the parts of a batch, which accumulates gradients so that the
-activations of one part at a time are in memory, is left alone: its `a` and `b` are larger than the
-sum.
+Stacking takes memory. A loop over the parts of a batch accumulates gradients so that only the
+activations of one part are in memory. So a sum stays where the factors of a step are larger than
+it, and all that is stacked takes at most half of the memory of what the loop reads.
 """
 
 from __future__ import annotations
@@ -116,8 +116,15 @@ def _sums(loop: _Loop) -> Iterator[_Sum]:
 
 
 def _is_plain(product: JaxprEqn, total: Var) -> bool:
-    """Whether a product has no batches, and is computed in the dtype of the sum."""
-    (_, _), (batches, _) = product.params["dimension_numbers"]
+    """Whether a product contracts the first axes, and is computed in the dtype of the sum.
+
+    XLA:CPU copies a stack to contract other axes together with the first one.
+    """
+    contracting, (batches, _) = product.params["dimension_numbers"]
+    if any(sorted(axes) != list(range(len(axes))) for axes in contracting):
+        return False
+    if product.params.get("out_sharding") is not None:
+        return False
     atoms: list[Any] = [*product.invars, *product.outvars, total]
     dtypes = {atom.aval.dtype for atom in atoms}
     is_of_vars = not any(isinstance(atom, Literal) for atom in product.invars)
@@ -125,18 +132,19 @@ def _is_plain(product: JaxprEqn, total: Var) -> bool:
 
 
 def _worthwhile(loop: _Loop, sums: Sequence[_Sum]) -> list[_Sum]:
-    """Returns those for which stacking moves less memory than carrying them, and takes little."""
-    constant = _constant(loop)
-    stacked = {*loop.read}
-    of_read = loop.length * _size(stacked)
-    chosen = []
-    for found in sorted(sums, key=lambda found: -_size([loop.carried[found.carry]])):
-        factors = {*found.product.invars}
-        total, further = _size([loop.carried[found.carry]]), _size(factors - stacked)
-        is_little = loop.length * further <= max(of_read, total)
-        if further <= total and is_little and not factors & constant:
+    """Returns those that are larger than the factors of a step, while stacking takes little."""
+    constant, read = _constant(loop), {*loop.read}
+    memory_left = loop.length * _bytes(read) // 2
+    chosen: list[_Sum] = []
+    stacked: set[Any] = set()
+    for found in sorted(sums, key=lambda found: -_bytes([loop.carried[found.carry]])):
+        factors = {*found.product.invars} - stacked
+        memory = loop.length * _bytes(factors - read)
+        is_larger = _bytes(factors) <= _bytes([loop.carried[found.carry]])
+        if is_larger and memory <= memory_left and not factors & constant:
             chosen.append(found)
             stacked |= factors
+            memory_left -= memory
     return chosen
 
 
@@ -149,8 +157,9 @@ def _constant(loop: _Loop) -> set[Var]:
     return found
 
 
-def _size(variables: Iterable[Any]) -> int:
-    return sum(math.prod(variable.aval.shape) for variable in variables)
+def _bytes(variables: Iterable[Any]) -> int:
+    avals = [variable.aval for variable in variables]
+    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
 
 
 def _with_products_after(loop: _Loop, sums: Sequence[_Sum]) -> Form:

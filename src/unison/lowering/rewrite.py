@@ -36,7 +36,9 @@ _RULES: dict[Any, Callable[[JaxprEqn], Callable[..., jax.Array] | None]] = {
 
 
 def lower_for_cpu(fn: Callable[P, R]) -> Callable[P, R]:
-    """Returns `fn` with convolutions, max pools and some products in forms that are fast on CPUs.
+    """Returns `fn` with slow operations in forms that are fast on CPUs.
+
+    These are convolutions, max pools, some products, and sums of products that loops carry.
 
     Call the result where it is traced: under `jax.jit`, inside `jax.shard_map`, or inside another
     traced function. Where no form is faster than XLA's own, the equation is untouched. Results
