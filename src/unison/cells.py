@@ -602,7 +602,9 @@ class Cell:
                     return by_index[str(index)]
 
             restored: jax.Array = jax.make_array_from_callback(array.shape, array.sharding, part_at)
-            if are_mapped and self.placement.is_host:  # which takes aligned arrays as they are
+            devices: set[Any] = array.sharding.device_set
+            if are_mapped and any(device.platform == "cpu" for device in devices):
+                # These take arrays of the host as they are, where they are aligned.
                 restored = copied(restored)
             self._is_initialized = True
             self._replace(self._concrete(restored))

@@ -135,11 +135,29 @@ def test_a_restored_state_does_not_change_with_the_memory(memory, zero):
     state = LoopState(strategy.placement, model=model)
     kept(memory, state)
     assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
-    for step in (100, 101):  # further records, which replace both
+    overwrite(memory)
+    np.testing.assert_array_equal(model.get_weights()[0], numbers)
+
+
+def test_a_state_at_a_home_on_the_host_does_not_change_with_the_memory(memory, monkeypatch):
+    """As that of replicas on GPUs, whose home is a CPU device."""
+    strategy = unison.CentralStorageStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        value = unison.Variable(np.arange(4096.0, dtype=np.float32))
+    monkeypatch.setattr(strategy.placement, "is_host", False)
+    state = LoopState(strategy.placement, value=value)
+    kept(memory, state)
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
+    overwrite(memory)
+    np.testing.assert_array_equal(np.asarray(value), np.arange(4096.0))
+
+
+def overwrite(memory):
+    """Replaces both records by further ones."""
+    for step in (100, 101):
         size = memory.own.capacity
         memory.own.begin(size)[:] = bytes(size)
         memory.own.commit(step, {})
-    np.testing.assert_array_equal(model.get_weights()[0], numbers)
 
 
 def opened(memory):

@@ -49,14 +49,14 @@ def keep_freed_memory() -> bool:
 
 
 def variables_of_huge_pages() -> dict[str, str]:
-    """Returns the variables of a process that is to get its memory in huge pages, if it can.
+    """Returns the environment variables with which glibc asks for huge pages.
 
     The first touch of a page costs a page fault: of new memory in pages of 4 KiB, 0.3 s a GB, and
     of pages of 2 MiB, 0.1 s. So workers that start again, whose memory is all new, are sooner
     back. Once memory is used again, it makes no difference.
 
-    None if the user has set one of glibc's variables. glibc before 2.35, and other C libraries,
-    ignore it.
+    If the user has set one of glibc's variables, there are none. glibc before 2.35, and other C
+    libraries, ignore it.
     """
     if os.environ.get(KEEP_MEMORY_VARIABLE) == "0" or _user_tuned_malloc():
         return {}

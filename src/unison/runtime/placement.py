@@ -529,9 +529,10 @@ class Placement:
 
 
 def _digest(value: Any) -> np.ndarray:
-    """Returns a digest of the bytes of an array: 96 bits, at the speed of memory.
+    """Returns a digest of the bytes of an array: a checksum, and the sum of its words.
 
-    A cryptographic one takes some seconds for the initial values of a large model.
+    Both are computed at the speed of memory. A cryptographic digest takes some seconds for the
+    initial values of a large model.
     """
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     words = content[: content.size // 8 * 8].view(np.uint64)

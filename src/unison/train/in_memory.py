@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from unison.cells import Cell
 from unison.interrupts import signals_held
 from unison.runtime import liveness, process_group
 from unison.runtime.agreement import Talk
@@ -172,9 +173,7 @@ class InMemoryCheckpoints:
                 return Entry.NEW
             self._memory.discard_after(found.step)  # those that not all workers have
             with signals_held:
-                state.take(found.archive())
-                # Copies of the records are made in other threads.
-                jax.block_until_ready([cell.stored() for cell in state.followed_cells()])
+                _restore(state, found)
         self._memory.forget_former()
         self._resume_after(found)
         return Entry.RESUMED
@@ -321,6 +320,15 @@ class InMemoryCheckpoints:
                 1000 * cost,
                 100 * cost / (interval * pace),
             )
+
+
+def _restore(state: LoopState, found: FoundState) -> None:
+    """Restores a state; after that, nothing reads the memory of its records."""
+    try:
+        state.take(found.archive())
+    finally:  # other threads copy
+        cells = [cell for cell in state.followed_cells() if type(cell) is Cell and cell.has_value]
+        jax.block_until_ready([cell.stored() for cell in cells])
 
 
 _own: InMemoryCheckpoints | None = None
