@@ -529,11 +529,7 @@ class Placement:
 
 
 def _digest(value: Any) -> np.ndarray:
-    """Returns a digest of the bytes of an array: a checksum, and the sum of its words.
-
-    Both are computed at the speed of memory. A cryptographic digest takes some seconds for the
-    initial values of a large model.
-    """
+    """Returns the checksum and the sum of an array's bytes, computed at the speed of memory."""
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     words = content[: content.size // 8 * 8].view(np.uint64)
     total = int(np.add.reduce(words))  # modulo 2**64
