@@ -15,6 +15,8 @@ import pytest
 from keras_forms import forms
 from parameter_server_threads import free_addresses
 from subprocess_program import environment_of_program, kill_group, unison_run
+from unison.runtime.launching.jobs import Job
+from unison.runtime.launching.workers import Program
 
 #: Each worker notes its starts. The second one ends so often as it is told to, while others wait.
 PROGRAM = """
@@ -147,8 +149,18 @@ def test_the_time_is_that_of_all_starts_together(program, tmp_path):
     options = ["--restarts", 99, "--timeout", 4]
     done = run("-n", 2, *options, program, tmp_path, "killed", 99, seconds=40)
     assert done.returncode == 124, done.stderr
-    last = done.stderr.splitlines()[-1]  # not of workers just started
-    assert last.startswith("unison run: Timed out: expected the job to end within 4 s, and it had ")
+    last = done.stderr.splitlines()[-1]
+    # Workers have just started, or are about to.
+    told = ("the job to end within 4 s, and it had still", "2 workers to end within 4 s. Still run")
+    assert last.startswith(tuple(f"unison run: Timed out: expected {each}" for each in told))
+
+
+def test_workers_that_start_near_the_end_of_the_time_are_told_the_whole():
+    with (
+        Job([Program(["-c", "import time; time.sleep(60)"], {})]) as job,
+        pytest.raises(TimeoutError, match=r"expected 1 workers to end within 4 s\. Still"),
+    ):
+        job.wait(0.02, of=4.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])

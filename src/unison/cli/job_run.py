@@ -57,6 +57,7 @@ class JobRun:
             self._names = [f"worker {first + index}" for index in range(len(programs))]
         else:
             self._names = [f"a worker of {host}" for host in hosts]
+        self._timeout = options.timeout
         self._terminal = Terminal(options.no_color)
         self._is_over = is_over
         self.failure: Failure | None = None
@@ -79,7 +80,7 @@ class JobRun:
         with job, self._interrupting(job):
             try:
                 with self._terminal.progress(job, len(self._programs), self._noun):
-                    failure = job.wait(left)
+                    failure = job.wait(left, of=self._timeout)
             except TimeoutError as error:
                 self.complain(str(error))
                 return TIMED_OUT

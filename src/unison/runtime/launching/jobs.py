@@ -153,11 +153,12 @@ class Job:
         """The number of running workers."""
         return len(self._running())
 
-    def wait(self, timeout: float | None = None) -> Failure | None:
+    def wait(self, timeout: float | None = None, of: float | None = None) -> Failure | None:
         """Waits until all workers are done, or one has failed; then terminates the others.
 
         Args:
             timeout: The timeout in seconds; None for no limit.
+            of: The timeout of the whole job, which the error names, if this is the rest of it.
 
         Returns:
             The first failure, or None. If a worker fails because another one has failed, the other
@@ -176,9 +177,10 @@ class Job:
                 waiting = [worker.index for worker in self._running()]
                 self.end()
                 raise TimeoutError(
-                    f"Timed out: expected {len(self._workers)} workers to end within {timeout:g} s."
-                    f" Still running: {waiting}. They have been ended. Give them a longer timeout, "
-                    "or see in their output what they were waiting for."
+                    f"Timed out: expected {len(self._workers)} workers to end within "
+                    f"{timeout if of is None else of:g} s. Still running: {waiting}. They have "
+                    "been ended. Give them a longer timeout, or see in their output what they were "
+                    "waiting for."
                 )
             time.sleep(POLL_INTERVAL)
         failed = self._culprit()

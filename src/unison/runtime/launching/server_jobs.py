@@ -129,7 +129,7 @@ class ParameterServerJob(Job):
         self._started_at = [time.monotonic()] * len(self._tasks)
         return self
 
-    def wait(self, timeout: float | None = None) -> Failure | None:
+    def wait(self, timeout: float | None = None, of: float | None = None) -> Failure | None:
         """Waits until the chief is done; then terminates the others.
 
         Returns:
@@ -144,9 +144,10 @@ class ParameterServerJob(Job):
             if last is not None and time.monotonic() > last:
                 self.end()
                 raise TimeoutError(
-                    f"Timed out: expected the job to end within {timeout:g} s, and its program "
-                    "still ran. All tasks were ended. Give it a longer timeout, or see in the "
-                    "output what it was waiting for."
+                    "Timed out: expected the job to end within "
+                    f"{timeout if of is None else of:g} s, and its program still ran. All tasks "
+                    "were ended. Give it a longer timeout, or see in the output what it was "
+                    "waiting for."
                 )
             self._restart_lost_tasks()
             time.sleep(POLL_INTERVAL)
