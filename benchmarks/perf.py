@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-STORED = pathlib.Path(__file__).parent / "results" / "perf.json"
+STORED = pathlib.Path(__file__).with_suffix(".json")
 
 #: A change of a ratio that a quiet machine does not show by itself.
 NOTABLE = 0.07
