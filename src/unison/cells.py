@@ -31,7 +31,7 @@ from unison.runtime.placement import (
     with_replicas_at,
 )
 from unison.runtime.precision import array_type, device_array, placeable
-from unison.runtime.transfers import copied, shards_in_order, shards_of
+from unison.runtime.transfers import copied, is_on_cpu, shards_in_order, shards_of
 from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
@@ -602,9 +602,7 @@ class Cell:
                     return by_index[str(index)]
 
             restored: jax.Array = jax.make_array_from_callback(array.shape, array.sharding, part_at)
-            devices: set[Any] = array.sharding.device_set
-            if are_mapped and any(device.platform == "cpu" for device in devices):
-                # These take arrays of the host as they are, where they are aligned.
+            if are_mapped and is_on_cpu(array.sharding):
                 restored = copied(restored)
             self._is_initialized = True
             self._replace(self._concrete(restored))

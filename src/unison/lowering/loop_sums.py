@@ -36,12 +36,14 @@ class _Sum(NamedTuple):
 
     Attributes:
         carry: Its number among the carried values.
+        total: The variable of the body in which a step gets it.
         product: The equation of the product.
         permutation: The order of the product's axes in the sum.
         replaced: The equations that a product after the loop replaces.
     """
 
     carry: int
+    total: Var
     product: JaxprEqn
     permutation: tuple[int, ...]
     replaced: list[JaxprEqn]
@@ -106,7 +108,7 @@ def _sums(loop: _Loop) -> Iterator[_Sum]:
             replaced.append(made)
             if made.primitive is primitives.dot_general_p:
                 if _is_plain(made, before):
-                    yield _Sum(number, made, permutation, replaced)
+                    yield _Sum(number, before, made, permutation, replaced)
                 break
             if made.primitive is not primitives.transpose_p:
                 break
@@ -137,10 +139,10 @@ def _worthwhile(loop: _Loop, sums: Sequence[_Sum]) -> list[_Sum]:
     memory_left = loop.length * _bytes(read) // 2
     chosen: list[_Sum] = []
     stacked: set[Any] = set()
-    for found in sorted(sums, key=lambda found: -_bytes([loop.carried[found.carry]])):
+    for found in sorted(sums, key=lambda found: -_bytes([found.total])):
         factors = {*found.product.invars} - stacked
         memory = loop.length * _bytes(factors - read)
-        is_larger = _bytes(factors) <= _bytes([loop.carried[found.carry]])
+        is_larger = _bytes(factors) <= _bytes([found.total])
         if is_larger and memory <= memory_left and not factors & constant:
             chosen.append(found)
             stacked |= factors
@@ -169,7 +171,7 @@ def _with_products_after(loop: _Loop, sums: Sequence[_Sum]) -> Form:
     replaced = {id(equation) for found in sums for equation in found.replaced}
     results: list[Any] = [*jaxpr.outvars, *stacked]
     for found in sums:
-        results[found.carry] = loop.carried[found.carry]
+        results[found.carry] = found.total
     eqns = [equation for equation in jaxpr.eqns if id(equation) not in replaced]
     step = jaxpr_as_fun(loop.body.replace(jaxpr=jaxpr.replace(outvars=results, eqns=eqns)))
 

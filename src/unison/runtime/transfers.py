@@ -79,12 +79,15 @@ def host_view(value: Any) -> np.ndarray | None:
         return None
     if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         return None
-    sharding = array.sharding
-    if not isinstance(sharding, SingleDeviceSharding) or not array.is_ready():
+    if not isinstance(array.sharding, SingleDeviceSharding) or not array.is_ready():
         return None
+    return np.asarray(array) if is_on_cpu(array.sharding) else None
+
+
+def is_on_cpu(sharding: Sharding) -> bool:
+    """Whether its devices are the host's own, which take aligned arrays of the host as they are."""
     devices: set[Any] = sharding.device_set
-    is_on_cpu = all(device.platform == "cpu" for device in devices)
-    return np.asarray(array) if is_on_cpu else None
+    return all(device.platform == "cpu" for device in devices)
 
 
 def shards_of(array: jax.Array) -> Sequence[jax.Shard]:
